@@ -1,0 +1,146 @@
+"""The contract between the serving loop and an executor.
+
+The controller turns a plan into a StepWork: slots and positions, no policy. The executor launches
+it and later reports events. Time belongs to the executor: real seconds or a virtual clock.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LoadWork:
+  """Host -> device. The host slots stay locked until LoadDone."""
+
+  transfer_id: int
+  request_id: int  # who asked for it first
+  node_ids: tuple[int, ...]
+  host_slots: np.ndarray  # int32 [pages]
+  device_slots: np.ndarray  # int32 [pages], distinct
+  tokens: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BackupWork:
+  """Device -> host, of pages that finished steps wrote; host slots are locked until BackupDone.
+
+  A step's backups read their device pages before its loads and computes write anything, so that an
+  eviction under write-back can hand the device slots to the same step (`evicts`). Otherwise the
+  device slots stay locked until BackupDone as well.
+  """
+
+  transfer_id: int
+  node_ids: tuple[int, ...]
+  device_slots: np.ndarray  # int32 [pages]
+  host_slots: np.ndarray  # int32 [pages], distinct
+  tokens: int
+  evicts: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillWork:
+  """Compute prompt positions [start, start + len(token_ids)) of one request."""
+
+  request_id: int
+  token_ids: np.ndarray  # int32 [chunk]
+  start: int  # tokens of the context before the chunk
+  page_table: np.ndarray  # int32 [ceil((start + chunk) / page_size)]: device slots
+  samples: bool  # the last chunk: gives the first output token
+  waits_for: tuple[int, ...] = ()  # transfer ids of loads that the chunk reads
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeWork:
+  """Decode steps of one request; its page table has room for all of them."""
+
+  request_id: int
+  token_id: int  # the last token, whose KV is not written yet
+  position: int  # of that token = context tokens before it
+  page_table: np.ndarray  # int32 [ceil((position + decode_steps) / page_size)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepWork:
+  """One step. Loads start at once; prefills run first, then the decode steps.
+
+  `parked_loads`: loads that belong to no compute of this step. A step without prefills and
+  decodes only starts transfers and gets no StepDone.
+  """
+
+  step_id: int
+  loads: tuple[LoadWork, ...] = ()
+  backups: tuple[BackupWork, ...] = ()
+  prefills: tuple[PrefillWork, ...] = ()
+  decodes: tuple[DecodeWork, ...] = ()
+  decode_steps: int = 1
+  parked_loads: tuple[int, ...] = ()  # transfer ids among `loads`
+
+  @property
+  def computes(self) -> bool:
+    return bool(self.prefills or self.decodes)
+
+
+class LoadDone(NamedTuple):
+  """The load has READ its host slots and written its device slots."""
+
+  transfer_id: int
+  at_s: float
+
+
+class BackupDone(NamedTuple):
+  transfer_id: int
+  at_s: float
+  ok: bool = True
+
+
+class StepDone(NamedTuple):
+  """The compute of a step has finished; all its KV is written.
+
+  `tokens[request_id]`: the sampled tokens (one for a last prefill chunk, up to `decode_steps` for
+  a decode). `stall_s`: time its prefill waited for loads; `compute_s`: prefill time without it.
+  """
+
+  step_id: int
+  started_s: float
+  at_s: float
+  tokens: Mapping[int, tuple[int, ...]]
+  prefill_end_s: float = 0.0  # when the prefill part (and its first tokens) was done
+  compute_s: float = 0.0
+  stall_s: float = 0.0
+  near_ties: Mapping[int, tuple[int, ...]] = MappingProxyType({})  # indices into `tokens[id]`
+
+
+Event = LoadDone | BackupDone | StepDone
+
+
+class SamplingParams(NamedTuple):
+  temperature: float = 0.0  # 0: greedy
+  seed: int = 0  # the draw for output i of a request depends on (seed, i) alone
+
+
+class Executor(Protocol):
+  """Carries steps out. At most one computing step is under way at a time."""
+
+  def now_s(self) -> float: ...
+
+  def register(
+    self, request_id: int, sampling: SamplingParams, forced_output_ids: np.ndarray | None
+  ) -> None:
+    """Announces a request before its first work. A simulation answers with the forced ids."""
+    ...
+
+  def release(self, request_id: int) -> None:
+    """The request is over."""
+    ...
+
+  def launch(self, work: StepWork) -> None:
+    """Starts the work; returns without waiting for it."""
+    ...
+
+  def wait(self, until_s: float | None) -> list[Event]:
+    """Events in time order: at least one, or none when `until_s` came first."""
+    ...

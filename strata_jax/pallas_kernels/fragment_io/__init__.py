@@ -1,0 +1,1 @@
+"""Moves KV fragments between the page-first host pool and the layer-first device pool."""

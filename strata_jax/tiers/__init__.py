@@ -1,0 +1,1 @@
+"""The tiers that hold KV pages: device pool, host pool, storage."""

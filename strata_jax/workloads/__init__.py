@@ -1,0 +1,1 @@
+"""Request lists: traces, documents, synthetic generators, arrivals."""
