@@ -1,1 +1,1 @@
-"""Kernels: a folder an op, each with the same files (api, reference, mosaic_gpu, arg_specs, bench)."""
+"""Kernels, a folder an op: api, reference, mosaic_gpu, arg_specs, bench."""
