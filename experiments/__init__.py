@@ -1,0 +1,1 @@
+"""One program a question: `python -m experiments.NAME`. Flags are derived from the configs."""
