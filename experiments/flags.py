@@ -27,7 +27,7 @@ import textwrap
 import tokenize
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 from absl import flags as absl_flags
@@ -38,7 +38,7 @@ class UsageError(Exception):
 
 
 @contextlib.contextmanager
-def usage_errors() -> Iterator[None]:
+def usage_errors() -> Generator[None]:
   """Errors of values, files and missing packages inside become a UsageError of one line.
 
   Only for set-up from what the user gave: inside a run such errors are bugs and keep their trace.

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 _PACKAGES = ("strata-jax", "jax", "jaxlib", "flax", "orbax-checkpoint", "numpy")
 _SOURCE = pathlib.Path(__file__).resolve().parents[1]
@@ -81,7 +81,7 @@ def plain(value: Any) -> Any:
   if isinstance(value, Mapping):
     return {str(key): plain(item) for key, item in value.items()}
   if isinstance(value, tuple) and hasattr(value, "_asdict"):
-    return {key: plain(item) for key, item in zip(value._fields, value, strict=True)}
+    return plain(cast(Any, value)._asdict())
   if isinstance(value, list | tuple | set | frozenset):
     items = sorted(value) if isinstance(value, set | frozenset) else value
     return [plain(item) for item in items]
