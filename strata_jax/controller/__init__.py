@@ -1,0 +1,1 @@
+"""The parts of the cache controller; `strata_jax.cache_controller` is the way in."""
