@@ -1,0 +1,448 @@
+"""The serving loop: arrivals and completions -> plan -> launch.
+
+The loop owns the clients: when requests arrive, how many may be in flight, when they give up, when
+their output ends. Pages belong to the controller, decisions to the policy, time to the executor;
+the same loop drives a real and a simulated one.
+"""
+
+import collections
+import dataclasses
+import heapq
+from collections.abc import Callable, Sequence
+
+from strata_jax.cache_controller import Applied, CacheController
+from strata_jax.config import ServingConfig
+from strata_jax.executors.protocol import (
+  BackupDone,
+  Executor,
+  LoadDone,
+  StepDone,
+  StepWork,
+)
+from strata_jax.load_times import LoadTimes
+from strata_jax.metrics import RequestRecord, ServingResult, StepRow
+from strata_jax.scheduler.views import SchedulerView, StepPlan
+from strata_jax.workloads.request import Request
+
+Policy = Callable[[SchedulerView], StepPlan]
+Recorder = Callable[[SchedulerView, StepPlan], None]
+Progress = Callable[[int, int], None]  # requests that are over, all requests
+
+# Plans in a row that neither computed nor moved anything, before the loop says that nothing ever
+# will: more than the rounds that waiting limits need to make a request urgent.
+_IDLE_ROUNDS = 64
+
+
+def serve(
+  requests: Sequence[Request],
+  *,
+  controller: CacheController,
+  policy: Policy,
+  executor: Executor,
+  serving: ServingConfig,
+  recorder: Recorder | None = None,
+  progress: Progress | None = None,
+) -> ServingResult:
+  """Serves requests until all are over and every transfer has finished.
+
+  Args:
+    requests: in the order of their arrival where times are equal. Requests without `arrival_s`
+      stand in the client's queue from the start (closed loop).
+    controller: nothing may be in use in it; what it has cached is used.
+    policy: from a view to a plan, pure.
+    executor: its clock is the run's clock.
+    serving: the in-flight cap, a FIFO before the system, counts waiting and running requests.
+    recorder: called with each view and the policy's plan.
+    progress: called when a request is over.
+
+  Returns:
+    Records in the order of `requests`. An output ends before its stop token, after
+    `max_new_tokens` (or the forced output); 0 of them means prefill only.
+
+  Raises:
+    ValueError: two requests with one id, a negative time, or one that follows a request that does
+      not stand before it.
+  """
+  _check(requests)
+  return _Run(requests, controller, policy, executor, serving, recorder, progress).run()
+
+
+class _Live:
+  """A request in the system."""
+
+  __slots__ = ("computed_to", "dispatch_round", "limit", "record", "stop")
+
+  def __init__(self, request: Request, record: RequestRecord, dispatch_round: int) -> None:
+    forced = request.forced_output_ids
+    self.record = record
+    self.limit = request.max_new_tokens if forced is None else len(forced)
+    self.stop = frozenset(request.stop_token_ids)
+    self.dispatch_round = dispatch_round
+    self.computed_to = 0  # tokens of its context that were computed or hit once
+
+
+@dataclasses.dataclass(slots=True)
+class _Under:
+  """The computing step under way."""
+
+  work: StepWork
+  row: StepRow
+  first_tokens: frozenset[int]  # requests whose last chunk it computes
+
+
+class _Run:
+  def __init__(
+    self,
+    requests: Sequence[Request],
+    controller: CacheController,
+    policy: Policy,
+    executor: Executor,
+    serving: ServingConfig,
+    recorder: Recorder | None,
+    progress: Progress | None,
+  ) -> None:
+    self.controller, self.policy, self.executor = controller, policy, executor
+    self.cap = serving.requests_in_flight
+    self.recorder, self.progress = recorder, progress
+    self.zero_s = executor.now_s()
+    self.requests = {r.request_id: r for r in requests}
+    self.records = {
+      r.request_id: RequestRecord(r.request_id, len(r.prompt_ids), r.tenant) for r in requests
+    }
+    self.result = ServingResult(requests=list(self.records.values()), steps=[])
+    self.load_times = LoadTimes()
+
+    self.order = {r.request_id: i for i, r in enumerate(requests)}
+    self.client: collections.deque[int] = collections.deque()  # arrived, not in the system yet
+    self.arrivals: list[tuple[float, int, int]] = []  # heap of (time, order, request id)
+    self.followers: dict[int, list[Request]] = {}
+    self.aborts: list[tuple[float, int, int]] = []  # heap, the same
+    for r in requests:
+      if r.follows is not None:
+        self.followers.setdefault(r.follows, []).append(r)
+      elif r.arrival_s is None:
+        self.client.append(r.request_id)
+      else:
+        self._arrives(r.request_id, r.arrival_s)
+
+    self.live: dict[int, _Live] = {}
+    self.over = 0
+    self.under: _Under | None = None
+    self.transfers: set[int] = set()  # under way
+    self.load_waiters: dict[int, list[RequestRecord]] = {}
+    self.releases: list[int] = []  # over, but in the step under way
+    self.plan_wanted = False
+    self.idle_rounds = 0
+    self.wake_at_s: float | None = None
+
+  def run(self) -> ServingResult:
+    while True:
+      now_s = self._now_s()
+      self._give_up(now_s)
+      self._let_in(now_s)
+      if self.wake_at_s is not None and now_s >= self.wake_at_s:
+        self.wake_at_s, self.plan_wanted = None, True
+      if self.under is None and self.plan_wanted:
+        self._plan(now_s)
+        continue
+      if self._is_over():
+        break
+      until_s = self._next_timer_s()
+      if self.under is None and not self.transfers and until_s is None:
+        self._deadlock(now_s)
+        continue
+      for event in self.executor.wait(None if until_s is None else until_s + self.zero_s):
+        self._event(event)
+        self.plan_wanted, self.idle_rounds = True, 0
+    self.load_times.settle()
+    result = self.result
+    result.ended_s = self._now_s()
+    result.load_busy_s = self.load_times.busy_s
+    result.bubble_s = self.load_times.bubble_s
+    result.parked_stall_s = self.load_times.parked_stall_s
+    return result
+
+  def _now_s(self) -> float:
+    return self.executor.now_s() - self.zero_s
+
+  # Clients.
+
+  def _arrives(self, request_id: int, at_s: float) -> None:
+    self.records[request_id].arrival_s = at_s
+    order = self.order[request_id]
+    heapq.heappush(self.arrivals, (at_s, order, request_id))
+    abort_s = self.requests[request_id].abort_s
+    if abort_s is not None:
+      heapq.heappush(self.aborts, (at_s + abort_s, order, request_id))
+
+  def _let_in(self, now_s: float) -> None:
+    """Moves arrivals to the client's queue and from there into the system, as the cap allows."""
+    while self.arrivals and self.arrivals[0][0] <= now_s:
+      self.client.append(heapq.heappop(self.arrivals)[2])
+    while self.client and len(self.live) < self.cap:
+      request_id = self.client.popleft()
+      if self.records[request_id].outcome == "waiting":
+        self._dispatch(request_id, now_s)
+
+  def _dispatch(self, request_id: int, now_s: float) -> None:
+    request, record = self.requests[request_id], self.records[request_id]
+    record.dispatched_s = now_s
+    if request.arrival_s is None and request.follows is None:
+      record.arrival_s = now_s
+      if request.abort_s is not None:
+        when = (now_s + request.abort_s, self.order[request_id], request_id)
+        heapq.heappush(self.aborts, when)
+    refusal = self.controller.add(dataclasses.replace(request, arrival_s=record.arrival_s), now_s)
+    record.match_s = self._now_s() - now_s
+    if refusal is not None:
+      self._end(record, "refused", refusal, now_s)
+      return
+    self.executor.register(request_id, request.sampling, request.forced_output_ids)
+    self.live[request_id] = _Live(request, record, self.result.plans)
+    self.plan_wanted, self.idle_rounds = True, 0
+
+  def _give_up(self, now_s: float) -> None:
+    while self.aborts and self.aborts[0][0] <= now_s:
+      record = self.records[heapq.heappop(self.aborts)[2]]
+      if record.outcome != "waiting":
+        continue
+      if record.request_id in self.live:
+        self.controller.abort(record.request_id, now_s)
+        self.plan_wanted, self.idle_rounds = True, 0
+      self._end(record, "aborted", "abort", now_s)
+
+  def _end(self, record: RequestRecord, outcome, reason: str, at_s: float) -> None:
+    """The request is over, for its client and for the executor."""
+    record.outcome, record.reason, record.over_s = outcome, reason, at_s
+    self.over += 1
+    request_id = record.request_id
+    if self.live.pop(request_id, None) is not None:
+      if self.under is None:
+        self.executor.release(request_id)
+      else:
+        self.releases.append(request_id)
+    for follower in self.followers.pop(request_id, ()):
+      self._arrives(follower.request_id, at_s + follower.think_s)
+    if self.progress is not None:
+      self.progress(self.over, len(self.records))
+
+  def _next_timer_s(self) -> float | None:
+    timers = [heap[0][0] for heap in (self.arrivals, self.aborts) if heap]
+    if self.wake_at_s is not None:
+      timers.append(self.wake_at_s)
+    return min(timers, default=None)
+
+  def _is_over(self) -> bool:
+    """Whether nothing is left; pending backups are started before that is so."""
+    if self.live or self.client or self.arrivals or self.under or self.transfers:
+      return False
+    work = self.controller.flush(self._now_s())
+    if work is None:
+      return True
+    self._launch(work, self._now_s())
+    return False
+
+  # Plans.
+
+  def _plan(self, now_s: float) -> None:
+    """One round: view, plan, apply, launch."""
+    self.plan_wanted = False
+    view = self.controller.view(now_s)
+    plan = self.policy(view)
+    self.result.plans += 1
+    if self.recorder is not None:
+      self.recorder(view, plan)
+    self.wake_at_s = plan.wake_at_s
+    applied = self.controller.apply(plan, now_s)
+    self._note(plan, applied, now_s)
+    work = applied.work
+    if work is None:
+      work = self.controller.flush(now_s)
+    if work is not None:
+      self._launch(work, now_s, view, plan, applied)
+    if work is not None and (work.computes or work.loads):
+      self.idle_rounds = 0
+      return
+    # A plan that started nothing is followed by another one only if that may be different: after
+    # refusals and preemptions, or, when no event is coming, because requests have waited a round.
+    waited = plan.deferred or plan.postponed or plan.bypassed or applied.stale
+    event_comes = bool(self.transfers) or self.wake_at_s is not None
+    if applied.refused or applied.preempted or (waited and not event_comes):
+      self.idle_rounds += 1
+      self.plan_wanted = self.idle_rounds <= _IDLE_ROUNDS
+
+  def _note(self, plan: StepPlan, applied: Applied, now_s: float) -> None:
+    """Writes what a plan decided into the records."""
+    bundled = frozenset(plan.bundled)
+    for deferred in plan.deferred:
+      self.records[deferred.request_id].deferrals += 1
+    for request_id in plan.postponed:
+      self.records[request_id].postponements += 1
+    for request_id in applied.preempted:
+      live = self.live[request_id]
+      live.record.preemptions += 1
+      if live.record.output_ids:  # its decode steps computed all of these
+        live.computed_to = live.record.prompt_tokens + len(live.record.output_ids)
+    for admission in applied.admitted:
+      live = self.live[admission.request_id]
+      record = live.record
+      record.loaded_tokens += admission.load_tokens
+      if admission.readmitted:
+        continue
+      record.admitted_s = now_s
+      record.wait_rounds = self.result.plans - live.dispatch_round
+      record.device_hit_tokens = admission.device_hit_tokens
+      record.host_hit_tokens = admission.host_hit_tokens
+      record.storage_hit_tokens = admission.storage_hit_tokens
+      record.delay_hit_tokens = admission.delay_hit_tokens
+      if admission.request_id in bundled:
+        record.bundle_hit_tokens = max(admission.host_hit_tokens - admission.load_tokens, 0)
+    for refused in applied.refused:
+      self._end(self.records[refused.request_id], "refused", refused.reason, now_s)
+
+  def _launch(
+    self,
+    work: StepWork,
+    now_s: float,
+    view: SchedulerView | None = None,
+    plan: StepPlan | None = None,
+    applied: Applied | None = None,
+  ) -> None:
+    self.transfers.update(load.transfer_id for load in work.loads)
+    self.transfers.update(backup.transfer_id for backup in work.backups)
+    for load in work.loads:
+      live = self.live.get(load.request_id)
+      self.load_waiters[load.transfer_id] = [] if live is None else [live.record]
+    if work.computes:
+      self.load_times.settle()
+    self.load_times.launched(work.loads, work.parked_loads, now_s)
+    for prefill in work.prefills:
+      live = self.live[prefill.request_id]
+      end = prefill.start + len(prefill.token_ids)
+      live.record.computed_tokens += len(prefill.token_ids)
+      live.record.recomputed_tokens += max(min(end, live.computed_to) - prefill.start, 0)
+      live.computed_to = max(live.computed_to, end)
+      for transfer_id in prefill.waits_for:
+        waiters = self.load_waiters.get(transfer_id)
+        if waiters is not None and live.record not in waiters:
+          waiters.append(live.record)
+    row = StepRow(
+      step_id=work.step_id,
+      started_s=now_s,
+      prefill_end_s=now_s,
+      ended_s=now_s,
+      stall_s=0.0,
+      compute_s=0.0,
+      prefill_requests=len(work.prefills),
+      prefill_tokens=sum(len(prefill.token_ids) for prefill in work.prefills),
+      decode_requests=len(work.decodes),
+      decode_steps=work.decode_steps if work.decodes else 0,
+      load_tokens=sum(load.tokens for load in work.loads),
+      backup_tokens=sum(backup.tokens for backup in work.backups),
+      parked=0 if plan is None else len(plan.park),
+      waiting=0 if view is None else len(view.waiting),
+      running=0 if view is None else len(view.running),
+      deferred=0 if plan is None else len(plan.deferred),
+      postponed=0 if plan is None else len(plan.postponed),
+      bundled=0 if plan is None else len(plan.bundled),
+      preempted=0 if applied is None else len(applied.preempted),
+      stale=0 if applied is None else len(applied.stale),
+    )
+    if work.computes:
+      first_tokens = frozenset(p.request_id for p in work.prefills if p.samples)
+      self.under = _Under(work, row, first_tokens)
+    else:
+      self.result.steps.append(row)
+    self.executor.launch(work)
+
+  def _deadlock(self, now_s: float) -> None:
+    """Nothing is under way and nothing will come: whoever is left is refused."""
+    self.result.deadlocks += 1
+    for request_id in list(self.live):
+      record = self.live[request_id].record
+      self.controller.abort(request_id, now_s)
+      self._end(record, "refused", "deadlock: no plan makes progress any more", now_s)
+    self.plan_wanted, self.idle_rounds = False, 0
+
+  # Events.
+
+  def _event(self, event: LoadDone | BackupDone | StepDone) -> None:
+    now_s = self._now_s()
+    at_s = event.at_s - self.zero_s
+    outputs = self.controller.complete(event, now_s)
+    if isinstance(event, StepDone):
+      self._step_done(event, outputs)
+      return
+    self.transfers.discard(event.transfer_id)
+    if isinstance(event, LoadDone):
+      started_s = self.load_times.done(event.transfer_id, at_s)
+      for record in self.load_waiters.pop(event.transfer_id):
+        record.load_s += at_s - started_s
+
+  def _step_done(self, event: StepDone, outputs) -> None:
+    under, self.under = self.under, None
+    assert under is not None
+    assert under.work.step_id == event.step_id
+    started_s, at_s = event.started_s - self.zero_s, event.at_s - self.zero_s
+    prefill_end_s = event.prefill_end_s - self.zero_s if under.work.prefills else started_s
+    self.load_times.computed(started_s, at_s)
+    self.result.steps.append(
+      under.row._replace(
+        started_s=started_s,
+        prefill_end_s=prefill_end_s,
+        ended_s=at_s,
+        stall_s=event.stall_s,
+        compute_s=event.compute_s,
+      )
+    )
+    for prefill in under.work.prefills:
+      record = self.records[prefill.request_id]
+      record.stall_s += event.stall_s
+      record.compute_s += event.compute_s
+    near_ties, first_tokens = event.near_ties, under.first_tokens
+    for request_id, tokens in outputs:
+      live = self.live[request_id]
+      record = live.record
+      if record.first_token_s is None and request_id in first_tokens:
+        record.first_token_s = prefill_end_s
+      before = len(record.output_ids)
+      if request_id in near_ties:
+        record.near_ties.extend(before + i for i in near_ties[request_id])
+      record.output_ids.extend(tokens)
+      self._maybe_finish(live, before, prefill_end_s if request_id in first_tokens else at_s)
+    while self.releases:
+      self.executor.release(self.releases.pop())
+
+  def _maybe_finish(self, live: _Live, before: int, at_s: float) -> None:
+    record = live.record
+    outputs = record.output_ids
+    reason = "length"
+    end = live.limit if len(outputs) >= live.limit else None
+    if live.stop:
+      for index in range(before, min(len(outputs), live.limit)):
+        if outputs[index] in live.stop:
+          end, reason = index, "stop"
+          break
+    if end is None:
+      return
+    del outputs[end:]
+    # A near tie of the token that stopped it is kept: without it the output might go on.
+    record.near_ties = [i for i in record.near_ties if i < end or (reason == "stop" and i == end)]
+    self.controller.finish(record.request_id, self._now_s(), output_tokens=end)
+    self._end(record, "finished", reason, at_s)
+
+
+def _check(requests: Sequence[Request]) -> None:
+  seen: set[int] = set()
+  for r in requests:
+    if r.request_id in seen:
+      raise ValueError(f"request {r.request_id}: expected distinct ids")
+    if r.follows is not None and r.follows not in seen:
+      raise ValueError(
+        f"request {r.request_id}: expected to follow an earlier request, got {r.follows}"
+      )
+    for name in ("arrival_s", "think_s", "abort_s"):
+      value = getattr(r, name)
+      if value is not None and not value >= 0:
+        raise ValueError(f"request {r.request_id}: expected {name} >= 0, got {value}")
+    seen.add(r.request_id)
