@@ -1,0 +1,81 @@
+"""What a schedule may be told: every mechanism is a switch, every threshold a field."""
+
+import dataclasses
+import math
+
+from strata_jax import validation
+
+ORDERS = ("fcfs", "longest_prefix", "shortest_load")
+BALANCE_BY = ("token_ratio", "predicted_seconds")
+LOAD_OR_COMPUTE = ("load", "cheaper", "split", "compute")
+PREFETCH_WAITS = ("best_effort", "wait_complete", "timeout")
+PROFILED = "profiled"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+  """Switches and thresholds of the stages. The defaults are Strata's, with bounded waiting.
+
+  A mechanism that is off leaves no trace: plans are those of a scheduler without it. Any
+  threshold or limit may be `math.inf`, which means never.
+  """
+
+  order: str = "fcfs"
+  order_max_waiting: float = math.inf  # with more requests waiting the order is FCFS
+
+  deferral: bool = True
+  deferral_threshold_tokens: float = 100  # a longer run that another computes is a delay hit
+
+  balance: bool = True
+  ratio_threshold: float | str = 100.0  # load ratio; "profiled": where loads take over (Costs)
+  balance_by: str = "token_ratio"  # "predicted_seconds": load seconds over compute seconds
+  seconds_threshold: float = 1.0  # for "predicted_seconds"
+  refill: bool = True  # the postponed join when room is left
+
+  bundles: bool = True
+  bundle_slack_tokens: float = 100  # a bundle hit loads at most this beyond the batch's loads
+  bundle_min_shared_tokens: float = 1  # and shares at least this with them
+
+  bubble_filling: bool = True
+  layerwise: bool = True  # compute may start while its load runs, layer by layer
+
+  dedup: bool = False  # in-queue de-duplication as SGLang does it: later twins go to the end
+  dedup_check_tokens: float = 32  # only requests with at most this many cached tokens
+  dedup_shared_tokens: float = 32  # that share at least this much with an earlier one
+  dedup_max_waiting: float = 128  # off with more requests waiting
+
+  min_load_tokens: int = 0  # a shorter host hit is computed again
+  load_or_compute: str = "load"  # "cheaper": all or nothing by cost; "split": k of n; "compute"
+  prefetch: str = "best_effort"  # when a request whose prefetch runs may be chosen
+
+  max_deferrals: float = 8
+  max_postponements: float = 8
+  max_bypasses: float = 8
+
+  running_reserve_tokens: int = 128  # room kept for each running request's output, at most
+
+  def __post_init__(self) -> None:
+    validation.check_choice(self, "order", ORDERS)
+    validation.check_choice(self, "balance_by", BALANCE_BY)
+    validation.check_choice(self, "load_or_compute", LOAD_OR_COMPUTE)
+    validation.check_choice(self, "prefetch", PREFETCH_WAITS)
+    if self.ratio_threshold != PROFILED:
+      validation.check_number(self, "ratio_threshold", minimum=0.0)
+    for field in (
+      "order_max_waiting",
+      "deferral_threshold_tokens",
+      "seconds_threshold",
+      "bundle_slack_tokens",
+      "bundle_min_shared_tokens",
+      "dedup_check_tokens",
+      "dedup_shared_tokens",
+      "dedup_max_waiting",
+    ):
+      validation.check_number(self, field, minimum=0.0)
+    for field in ("max_deferrals", "max_postponements", "max_bypasses"):
+      validation.check_number(self, field, minimum=1)
+    for field in ("min_load_tokens", "running_reserve_tokens"):
+      validation.check_int(self, field, minimum=0)
+    for field in ("deferral", "balance", "refill", "bundles", "bubble_filling", "layerwise"):
+      validation.check_choice(self, field, (False, True))
+    validation.check_choice(self, "dedup", (False, True))

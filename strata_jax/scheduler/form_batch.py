@@ -1,0 +1,132 @@
+"""Stage form_batch: which of the waiting requests join this step's batch.
+
+`(round, line, try_admit) -> None`: `line` holds indices into `view.waiting`; `try_admit(candidate)`
+passes the deferral test with the claims as they stand (rule 1), then capacity, and answers an offer
+or None; `round.take` chooses.
+"""
+
+from collections.abc import Callable, Sequence
+
+from strata_jax.scheduler.round import Candidate, Offer, Round
+
+TryAdmit = Callable[[Candidate], Offer | None]
+
+
+def in_order(round_: Round, line: Sequence[int], try_admit: TryAdmit) -> None:
+  """Takes whoever fits, in order."""
+  for index in line:
+    if round_.full:
+      return
+    candidate = round_.candidate(index)
+    offer = try_admit(candidate)
+    if offer is not None:
+      round_.take(candidate, offer)
+
+
+def balanced(round_: Round, line: Sequence[int], try_admit: TryAdmit) -> None:
+  """Strata's batch: the head with its bundle hits, a walk under the load ratio, then a refill.
+
+  A request is postponed if the batch would be loading-bound with it and the request is so by
+  itself: one that computes enough for its own loads only improves a batch.
+  """
+  config = round_.config
+  batch = _Batch(round_, line, try_admit)
+  postponed: list[int] = []
+  for index in line:
+    if round_.full:
+      break
+    if index in batch.done:
+      continue
+    candidate = round_.candidate(index)
+    offer = try_admit(candidate)
+    if offer is None:
+      batch.done.add(index)
+    elif batch.joins(offer, index):
+      batch.take(index, offer)
+    else:
+      postponed.append(index)
+      batch.done.add(index)
+  if config.refill:
+    for index in postponed:
+      if round_.full:
+        break
+      candidate = round_.candidate(index)
+      offer = try_admit(candidate)
+      if offer is not None:
+        batch.take(index, offer)
+  round_.postponed.extend(
+    request_id
+    for index in postponed
+    if (request_id := round_.view.waiting[index].request_id) not in round_.chosen
+    and request_id not in round_.deferred
+  )
+
+
+class _Batch:
+  """The batch while it is formed, with an index of who shares which host node."""
+
+  def __init__(self, round_: Round, line: Sequence[int], try_admit: TryAdmit) -> None:
+    self._round = round_
+    self._line = line
+    self._try_admit = try_admit
+    self._sharers: dict[int, list[int]] | None = None
+    self.done: set[int] = set()  # chosen, deferred, postponed or found not to fit
+
+  def joins(self, offer: Offer, index: int) -> bool:
+    round_ = self._round
+    if not round_.config.balance or not offer.load_tokens or not round_.new_offers:
+      return True  # the head of the queue is always taken
+    if round_.is_urgent(round_.view.waiting[index]):
+      return True
+    load, compute = round_.weigh(offer)
+    return not (
+      round_.loading_bound(round_.load_weight + load, round_.compute_weight + compute)
+      and round_.loading_bound(load, compute)
+    )
+
+  def take(self, index: int, offer: Offer) -> None:
+    """Takes a request and, right behind it, those that share what it loads (rule 3)."""
+    round_, config = self._round, self._round.config
+    self.done.add(index)
+    round_.take(round_.candidate(index), offer)
+    if not config.bundles or not offer.entry.loads:
+      return
+    for other in self._sharing(offer):
+      if round_.full:
+        return
+      if other in self.done:
+        continue
+      candidate = round_.candidate(other)
+      shared = sum(
+        min(span.tokens, round_.loads.get(span.node_id, 0))
+        for span in candidate.path[: candidate.present]
+        if span.state == "host"
+      )
+      # What it must load beyond the batch's loads, however much of that it would compute instead.
+      extra = candidate.host_tokens - shared
+      if shared < config.bundle_min_shared_tokens or extra > config.bundle_slack_tokens:
+        continue
+      joined = self._try_admit(candidate)
+      if joined is None:
+        if candidate.request_id in round_.deferred:
+          self.done.add(other)
+        continue
+      self.done.add(other)
+      round_.take(candidate, joined)
+      round_.bundled.append(candidate.request_id)
+
+  def _sharing(self, offer: Offer) -> list[int]:
+    """Members of the line that name a node of the offer's loads, in the order of the line."""
+    if self._sharers is None:
+      sharers: dict[int, list[int]] = {}
+      for place, index in enumerate(self._line):
+        candidate = self._round.candidate(index)
+        if candidate.host_tokens:
+          for span in candidate.path[: candidate.present]:
+            if span[2] == "host":
+              sharers.setdefault(span[0], []).append(place)
+      self._sharers = sharers
+    places: set[int] = set()
+    for load in offer.entry.loads:
+      places.update(self._sharers.get(load.node_id, ()))
+    return [self._line[place] for place in sorted(places)]
