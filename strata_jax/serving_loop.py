@@ -21,10 +21,10 @@ from strata_jax.executors.protocol import (
 )
 from strata_jax.load_times import LoadTimes
 from strata_jax.metrics import RequestRecord, ServingResult, StepRow
+from strata_jax.scheduler.policies import Policy
 from strata_jax.scheduler.views import SchedulerView, StepPlan
 from strata_jax.workloads.request import Request
 
-Policy = Callable[[SchedulerView], StepPlan]
 Recorder = Callable[[SchedulerView, StepPlan], None]
 Progress = Callable[[int, int], None]  # requests that are over, all requests
 
