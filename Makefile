@@ -43,7 +43,7 @@ clean:
 	  echo "Python 3.12 or newer is needed: install it or name it, make PYTHON=/path/to/python3.12" >&2; \
 	  exit 1; fi; \
 	echo "Making .venv with $$("$$python" --version)"; \
-	"$$python" -m venv --clear .venv
+	"$$python" -m venv .venv
 	@touch $@
 
 .venv/.serve: .venv/.made pyproject.toml
