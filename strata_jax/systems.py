@@ -122,3 +122,187 @@ def prefetch_timeout_s(system: SystemConfig, tokens: int) -> float:
   """Seconds that a prefetch of `tokens` may take: min(limit, base + tokens / 1024 * slope)."""
   slope_s = system.prefetch_timeout_s_per_1024_tokens * tokens / 1024
   return min(system.prefetch_timeout_s, system.prefetch_timeout_base_s + slope_s)
+
+
+_FCFS = "fcfs"
+_LPM = "longest_prefix"
+_PAPER = "Xie et al., Strata, OSDI 2026 (arXiv 2508.18572)"
+_SGLANG = "SGLang (github.com/sgl-project/sglang), python/sglang/srt/managers/schedule_policy.py"
+_HICACHE = "SGLang HiCache (python/sglang/srt/mem_cache, managers/cache_controller.py)"
+_SKIPS = "a request that does not fit is passed over at most max_bypasses times, not waited for"
+
+
+def _lpm(system: SystemConfig, *, policy: str = _LPM) -> SystemConfig:
+  """The same system with longest prefix match; SGLang falls back to FCFS above 128 waiting."""
+  return dataclasses.replace(
+    system,
+    name=f"{system.name}_lpm",
+    description=f"{system.description}; longest prefix match",
+    policy=policy,
+    scheduler=dataclasses.replace(system.scheduler, order_max_waiting=128),
+  )
+
+
+def _paged(system: SystemConfig, page_size: int) -> SystemConfig:
+  """The same system with another page size."""
+  return dataclasses.replace(
+    system,
+    name=f"{system.name}_{page_size}",
+    description=f"{system.description}; page size {page_size}",
+    page_size=page_size,
+  )
+
+
+_paged_attention = SystemConfig(
+  name="paged_attention", description="Paged device memory with prefix reuse, no lower tier",
+  source="vLLM (Kwon et al., SOSP 2023); block size 16 is its default", version="0.x",
+  not_modelled=f"swapping to host memory; {_SKIPS}",
+  page_size=16, host=False, write_policy="none", load_backend="none", store_backend="none",
+  overlap="none", policy=_FCFS,
+)  # fmt: skip
+_sglang_device = SystemConfig(
+  name="sglang_device", description="Radix tree on the device only, page size 1",
+  source=_SGLANG, version="0.4-0.5", not_modelled=f"cache-aware routing; {_SKIPS}",
+  page_size=1, host=False, write_policy="none", load_backend="none", store_backend="none",
+  overlap="none", policy=_FCFS,
+)  # fmt: skip
+_hicache_paper = SystemConfig(
+  name="hicache_paper", description="The Strata paper's baseline: page copies by the driver",
+  source=f"{_PAPER}, its SGLang-HiCache baseline", version="as described in the paper",
+  not_modelled=_SKIPS,
+  page_size=32, load_backend="memcpy_async", store_backend="memcpy_async", separate_kv_copies=True,
+  overlap="layer", policy=_FCFS,
+)  # fmt: skip
+_hicache_batch = SystemConfig(
+  name="hicache_batch", description="The strong baseline: one cudaMemcpyBatchAsync a layer",
+  source="CUDA 12.8+ cudaMemcpyBatchAsync under HiCache's pages; measured, not published",
+  version="1", not_modelled=_SKIPS,
+  page_size=32, load_backend="memcpy_batch", store_backend="memcpy_batch", overlap="layer",
+  policy=_FCFS,
+)  # fmt: skip
+_hicache_today_like = SystemConfig(
+  name="hicache_today_like", description="Public HiCache: kernel loads, staged batch write-back",
+  source=f"{_HICACHE}; {_SGLANG}", version="0.5 (2025)",
+  not_modelled=f"its storage back ends' own costs; tensor parallel synchronisation; {_SKIPS}",
+  page_size=1, load_backend="kernel", store_backend="memcpy_batch", overlap="layer",
+  min_load_tokens=10, min_prefetch_tokens=256, prefetch_timeout_s=30.0,
+  prefetch_timeout_base_s=2.0, prefetch_timeout_s_per_1024_tokens=0.1, policy=_FCFS,
+  scheduler=SchedulerConfig(prefetch="timeout"),
+)  # fmt: skip
+_vllm_lmcache_like = SystemConfig(
+  name="vllm_lmcache_like", description="LMCache: whole chunks of 256 tokens, whole load first",
+  source="LMCache (github.com/LMCache/LMCache) with vLLM's KV connector", version="0.3",
+  not_modelled="its asynchronous and layer-wise modes; CPU time of its Python path; " + _SKIPS,
+  page_size=32, host_chunk_tokens=256, load_backend="kernel", store_backend="kernel",
+  capped_blocks=False, overlap="whole", cache_outputs=False, policy=_FCFS,
+)  # fmt: skip
+_trtllm_like = SystemConfig(
+  name="trtllm_like", description="TensorRT-LLM's host offload: written when evicted",
+  source="TensorRT-LLM documentation, KV cache reuse and host offload", version="1.0",
+  not_modelled="priority LRU with retention times (plain LRU, as all blocks have priority 35 by "
+  "default); whether loads overlap compute is not confirmed (?): whole load first; " + _SKIPS,
+  page_size=32, load_backend="kernel", store_backend="kernel", capped_blocks=False,
+  overlap="whole", write_policy="write_back", policy=_FCFS,
+)  # fmt: skip
+_ct_hpkv_like = SystemConfig(
+  name="ct_hpkv_like", description="Three tiers matched top-down, mixed hits, pulled if cheaper",
+  source="public descriptions of a hierarchical prefix KV cache with asynchronous pulls (?)",
+  version="?",
+  not_modelled="its write path (?): write-through; pull order and overlap (?): whole load first; "
+  + _SKIPS,
+  page_size=16, storage="private", load_backend="memcpy_batch", store_backend="memcpy_batch",
+  overlap="whole", min_load_tokens=1024, min_prefetch_tokens=1024, policy=_FCFS,
+  scheduler=SchedulerConfig(load_or_compute="cheaper", prefetch="wait_complete"),
+)  # fmt: skip
+_mooncake_like = SystemConfig(
+  name="mooncake_like", description="A shared store of 512-token blocks; illustrative",
+  source="Qin et al., Mooncake, FAST 2025; block size from its traces", version="paper",
+  not_modelled="disaggregated prefill and decode, RDMA transfer engine, its global scheduler; "
+  "waiting for the whole prefetch and layer-wise loads are assumed (?); " + _SKIPS,
+  page_size=512, storage="shared", load_backend="memcpy_batch", store_backend="memcpy_batch",
+  overlap="layer", policy=_FCFS, scheduler=SchedulerConfig(prefetch="wait_complete"),
+)  # fmt: skip
+_strata = SystemConfig(
+  name="strata", description="Strata with bounded waiting and a measured choice of the store path",
+  source=_PAPER, version="as published, waiting limits of 8 added",
+  not_modelled="tensor parallel ranks as separate caches",
+  page_size=1, load_backend="kernel", store_backend="auto", overlap="layer", policy="strata",
+)  # fmt: skip
+_no_lower_tier = {
+  "host": False,
+  "write_policy": "none",
+  "load_backend": "none",
+  "store_backend": "none",
+  "overlap": "none",
+}
+
+_PRESETS = (
+  _paged_attention,
+  _sglang_device,
+  _lpm(_sglang_device),
+  _hicache_paper,
+  _lpm(_hicache_paper),
+  *(_paged(_hicache_paper, page_size) for page_size in (64, 128, 256, 512, 1024)),
+  _hicache_batch,
+  _lpm(_hicache_batch),
+  *(_paged(_hicache_batch, page_size) for page_size in (64, 128, 256, 512, 1024)),
+  _hicache_today_like,
+  _lpm(_hicache_today_like, policy="dedup"),
+  _vllm_lmcache_like,
+  _trtllm_like,
+  _ct_hpkv_like,
+  _mooncake_like,
+  _strata,
+  dataclasses.replace(
+    _strata, name="strata_selective", description="Strata, backing up what was accessed twice",
+    version="as published (its default write policy)", write_policy="write_through_selective",
+    selective_threshold=2,
+  ),
+  dataclasses.replace(
+    _strata, name="strata_io", description="Strata's I/O alone: FCFS", policy=_FCFS
+  ),
+  dataclasses.replace(
+    _lpm(dataclasses.replace(_strata, policy=_FCFS)), name="strata_io_lpm",
+    description="Strata's I/O alone: longest prefix match",
+  ),
+  dataclasses.replace(
+    _strata, name="strata_schedule_only",
+    description="Strata's scheduling alone, over hicache_paper's page copies",
+    page_size=32, load_backend="memcpy_async", store_backend="memcpy_async",
+    separate_kv_copies=True,
+  ),
+  dataclasses.replace(
+    _strata, name="strata_paper", description="Strata as published: no limits on waiting",
+    version="as published", store_backend="kernel", policy="strata_paper",
+  ),
+  dataclasses.replace(
+    _strata, name="oracle_io", description="Bound: Strata's policy with free loads",
+    source="a bound of this project", version="1", not_modelled="",
+    load_is_free=True, ideal="free_loads",
+    scheduler=SchedulerConfig(ratio_threshold=math.inf),  # nothing is loading-bound
+  ),
+  dataclasses.replace(
+    _strata, name="oracle_cache", description="Bound: every page ever computed is on the device",
+    source="a bound of this project", version="1", not_modelled="", ideal="all_on_device",
+    **_no_lower_tier,
+  ),
+  dataclasses.replace(
+    _strata, name="recompute", description="Bound: no reuse, every prompt is computed",
+    source="a bound of this project", version="1", not_modelled="", prefix_cache=False,
+    ideal="no_reuse", **_no_lower_tier,
+  ),
+)  # fmt: skip
+
+SYSTEMS: dict[str, SystemConfig] = {system.name: system for system in _PRESETS}
+"""All presets by name."""
+
+
+def system(name: str) -> SystemConfig:
+  """The preset `name`.
+
+  Raises:
+    ValueError: an unknown name.
+  """
+  if name not in SYSTEMS:
+    raise ValueError(f"system: expected one of {', '.join(SYSTEMS)}, got {name!r}")
+  return SYSTEMS[name]
