@@ -1,0 +1,179 @@
+"""Seconds of prefill, decode and transfers, from a profile. Standard library only.
+
+Prefill pass of chunks i with t_i new tokens behind c_i context tokens:
+  matmul = max(2 * params * sum(t_i) / flops, weight bytes / read rate)
+  attention = sum_i max(a * (t_i c_i + t_i^2 / 2) / attention flops, kv * (c_i + t_i) / read rate)
+  pass = matmul + attention + all-reduces + overhead
+A decode step is the same with t_i = 1 and the overlap of nothing. A transfer of n fragments takes
+latency + bytes / rate(back end, fragment bytes).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from strata_jax import validation
+from strata_jax.profile import Link, Profile
+from strata_jax.scheduler.views import Costs
+
+BACKENDS = (
+  "none", "kernel", "copy_engine", "memcpy_async", "memcpy_batch", "device_put", "auto",
+)  # fmt: skip
+OVERLAPS = ("none", "whole", "layer")
+CAPPED_BLOCKS = 4  # blocks of the kernel that reach about 50 GB/s with 4-KiB fragments
+UNCAPPED_BLOCKS = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IoConfig:
+  """How a system moves pages. Fields as in SystemConfig."""
+
+  page_size: int = 1
+  load_backend: str = "kernel"
+  store_backend: str = "auto"
+  separate_kv_copies: bool = False
+  capped_blocks: bool = True
+  overlap: str = "layer"
+  load_is_free: bool = False
+
+  def __post_init__(self) -> None:
+    validation.check_int(self, "page_size", minimum=1)
+    validation.check_choice(self, "load_backend", BACKENDS)
+    validation.check_choice(self, "store_backend", BACKENDS)
+    validation.check_choice(self, "overlap", OVERLAPS)
+
+
+class CostModel:
+  """The costs of one model on one machine with one way to move pages."""
+
+  def __init__(self, profile: Profile, io: IoConfig) -> None:
+    self.profile = profile
+    self.io = io
+    hardware, model = profile.hardware, profile.model
+    self.layers = model.num_layers
+    devices = profile.devices
+    self._flops = hardware.matmul_flops * hardware.matmul_efficiency * devices
+    self._attention_flops = hardware.attention_flops * devices
+    self._weight_rate = hardware.weight_read_bytes_per_s * devices
+    # Latent KV that every device holds whole is read by every device.
+    shares = devices if profile.kv_sharded else 1
+    self._kv_read_s = model.kv_bytes_token_layer / (hardware.attention_read_bytes_per_s * shares)
+    self._kv_shares = shares
+    self._dense_params = model.layer_params
+    self._active_params = model.layer_params + model.experts_per_token * model.expert_params
+    kind = "copy"
+    if io.load_backend in ("kernel", "auto"):
+      kind = "kernel" if io.capped_blocks else "kernel_uncapped"
+    self.interference = profile.interference[kind]
+    self.load_rate = self._rate(profile.load, io.load_backend)
+    self.backup_rate = self._rate(profile.backup, io.store_backend)
+
+  # Compute
+
+  def prefill_layer_s(self, chunks: Sequence[tuple[int, int]]) -> float:
+    """One layer of a pass over chunks (new tokens, context tokens), nothing else running."""
+    model = self.profile.model
+    tokens = sum(new for new, _ in chunks)
+    attention_s = 0.0
+    for new, context in chunks:
+      products = new * context + 0.5 * new * new
+      flops_s = model.attention_flops_token_context_layer * products / self._attention_flops
+      attention_s += max(flops_s, (context + new) * self._kv_read_s)
+    return self._matmul_s(tokens) / self.layers + attention_s + self._allreduce_s(tokens)
+
+  def prefill_s(self, chunks: Sequence[tuple[int, int]]) -> float:
+    """A whole pass without any load."""
+    head_s = self._head_s(len(chunks))
+    layers_s = self.layers * self.prefill_layer_s(chunks)
+    return layers_s + head_s + self.profile.hardware.pass_overhead_s
+
+  def prefill_tail_s(self, requests: int) -> float:
+    """What a pass costs beside its layers."""
+    return self._head_s(requests) + self.profile.hardware.pass_overhead_s
+
+  def decode_step_s(self, requests: int, context_tokens: int) -> float:
+    """One step of `requests` requests that attend to `context_tokens` tokens in sum."""
+    attention_s = self.layers * context_tokens * self._kv_read_s
+    layers_s = self._matmul_s(requests) + self.layers * self._allreduce_s(requests)
+    return layers_s + attention_s + self._head_s(requests) + self.profile.hardware.pass_overhead_s
+
+  # Transfers
+
+  def token_bytes(self) -> float:
+    """Bytes that one token puts on one device's link."""
+    return self.profile.kv_bytes_token / self._kv_shares
+
+  def load_s(self, pages: int) -> float:
+    """Host to device, without waiting for the link."""
+    if self.io.load_is_free or not pages:
+      return 0.0
+    return self.profile.hardware.transfer_latency_s + pages * self.page_load_s()
+
+  def page_load_s(self) -> float:
+    return 0.0 if self.io.load_is_free else self._page_bytes() / self.load_rate
+
+  def backup_s(self, pages: int) -> float:
+    if not pages:
+      return 0.0
+    latency_s = self.profile.hardware.transfer_latency_s
+    return latency_s + pages * self._page_bytes() / self.backup_rate
+
+  def costs(self) -> Costs:
+    """What a policy may know: linear costs of a token."""
+    model = self.profile.model
+    return Costs(
+      load_s_per_token=self.page_load_s() / self.io.page_size,
+      load_latency_s=0.0 if self.io.load_is_free else self.profile.hardware.transfer_latency_s,
+      prefetch_s_per_token=self.profile.kv_bytes_token / self.profile.storage.read_bytes_per_s,
+      compute_s_per_token=2.0 * self._active_params / self._flops,
+      compute_s_per_token_context=(
+        self.layers * model.attention_flops_token_context_layer / self._attention_flops
+      ),
+      decode_step_s=self.decode_step_s(1, 1),
+    )
+
+  # Parts
+
+  def _matmul_s(self, tokens: int) -> float:
+    """The projections of all layers for `tokens` tokens."""
+    model = self.profile.model
+    params = self._dense_params
+    if model.experts:
+      # Expected share of the experts that any of the tokens is sent to.
+      touched = 1.0 - (1.0 - model.experts_per_token / model.experts) ** tokens
+      params += touched * model.experts * model.expert_params
+    flops_s = 2.0 * self._active_params * tokens / self._flops
+    return max(flops_s, params * model.weight_item_bytes / self._weight_rate)
+
+  def _head_s(self, requests: int) -> float:
+    model = self.profile.model
+    flops_s = 2.0 * model.head_params * requests / self._flops
+    return max(flops_s, model.head_params * model.weight_item_bytes / self._weight_rate)
+
+  def _allreduce_s(self, tokens: int) -> float:
+    """Two ring all-reduces of the bfloat16 activations in each layer."""
+    devices = self.profile.devices
+    if devices == 1:
+      return 0.0
+    hardware = self.profile.hardware
+    moved = 2.0 * (devices - 1) / devices * tokens * self.profile.model.hidden_size * 2
+    return 2.0 * (hardware.allreduce_latency_s + moved / hardware.allreduce_bytes_per_s)
+
+  def _page_bytes(self) -> float:
+    return self.io.page_size * self.token_bytes()
+
+  def _rate(self, link: Link, backend: str) -> float:
+    """Bytes per second on one device's link; 0 where nothing is moved."""
+    if backend == "none":
+      return 0.0
+    blocks = CAPPED_BLOCKS if self.io.capped_blocks else UNCAPPED_BLOCKS
+    page_bytes = self._page_bytes()
+    fragment_bytes = page_bytes / self.layers
+    kernel = link.kernel[blocks].bytes_per_s(fragment_bytes)
+    if backend == "kernel":
+      return kernel
+    if backend == "auto":
+      return max(kernel, link.copies["copy_engine"].bytes_per_s(page_bytes))
+    if backend in ("copy_engine", "device_put"):  # whole page-first pages
+      return link.copies[backend].bytes_per_s(page_bytes)
+    copies = 2 if self.io.separate_kv_copies else 1
+    return link.copies[backend].bytes_per_s(fragment_bytes / copies)

@@ -1,0 +1,193 @@
+"""When the parts of a step happen on a virtual clock: two links, one compute stream.
+
+A prefill pass with loads is a pipeline over layers: layer l computes once layer l - 1 has and once
+the loads of layer l are there. The loads of a launch share the link layer by layer, so that all
+of them end together; transfers of later launches wait behind them.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from strata_jax.cost_model import CostModel
+from strata_jax.executors.protocol import LoadWork, StepWork
+
+
+class StepTimes(NamedTuple):
+  """A launched step: when its transfers are done and when its prefill is."""
+
+  transfers: Mapping[int, float]  # transfer id: done at
+  started_s: float
+  prefill_end_s: float
+  compute_s: float  # prefill without waiting
+  stall_s: float
+
+
+class Timeline(Protocol):
+  """Gives times to launched work. Called in the order of launches."""
+
+  def start(self, work: StepWork, now_s: float) -> StepTimes: ...
+
+  def decode_end_s(self, step_id: int, start_s: float, requests: int, context_tokens: int) -> float:
+    """When one decode step that starts at `start_s` ends."""
+    ...
+
+  def forget(self, transfer_id: int) -> None:
+    """The transfer is done and was reported: who waits for it later need not wait."""
+    ...
+
+
+class _Transfer(NamedTuple):
+  start_s: float
+  end_s: float
+
+
+@dataclasses.dataclass(slots=True)
+class LinkUse:
+  """What went over one direction of the link."""
+
+  free_at_s: float = 0.0
+  busy_s: float = 0.0
+  bytes_moved: float = 0.0
+
+
+class CostTimeline:
+  """Times from a cost model."""
+
+  def __init__(self, costs: CostModel) -> None:
+    self.costs = costs
+    self.down = LinkUse()  # host -> device
+    self.up = LinkUse()  # device -> host
+    self.compute_busy_s = 0.0
+    self._loads: dict[int, _Transfer] = {}  # those that a later step may wait for
+
+  def start(self, work: StepWork, now_s: float) -> StepTimes:
+    done: dict[int, float] = {}
+    begin_s = now_s
+    for backup in work.backups:
+      pages = len(backup.device_slots)
+      start_s = max(now_s, self.up.free_at_s)
+      end_s = self._use(self.up, start_s, self.costs.backup_s(pages), pages)
+      done[backup.transfer_id] = end_s
+      if backup.evicts:  # its device slots are written by this step
+        begin_s = max(begin_s, end_s)
+    parked = set(work.parked_loads)
+    for group in (
+      [load for load in work.loads if load.transfer_id not in parked],
+      [load for load in work.loads if load.transfer_id in parked],
+    ):
+      self._load_group(group, begin_s, done)
+    compute_start_s = begin_s
+    if self.costs.io.overlap == "none" and work.loads:
+      compute_start_s = max(begin_s, self.down.free_at_s)
+    if not work.prefills:
+      return StepTimes(done, begin_s, compute_start_s, 0.0, 0.0)
+    end_s, compute_s = self._prefill(work, compute_start_s)
+    self.compute_busy_s += compute_s
+    stall_s = max(0.0, end_s - begin_s - compute_s)
+    return StepTimes(done, begin_s, end_s, compute_s, stall_s)
+
+  def decode_end_s(self, step_id: int, start_s: float, requests: int, context_tokens: int) -> float:
+    work_s = self.costs.decode_step_s(requests, context_tokens)
+    end_s = self._advance(start_s, work_s, self.costs.interference.decode)
+    self.compute_busy_s += end_s - start_s
+    return end_s
+
+  def _load_group(self, loads: list[LoadWork], begin_s: float, done: dict[int, float]) -> None:
+    if not loads:
+      return
+    pages = sum(len(load.host_slots) for load in loads)
+    start_s = max(begin_s, self.down.free_at_s)
+    seconds = self.costs.load_s(pages)
+    if seconds == 0.0:  # free loads occupy no link
+      start_s = end_s = begin_s
+    else:
+      end_s = self._use(self.down, start_s, seconds, pages)
+    for load in loads:
+      done[load.transfer_id] = end_s
+      self._loads[load.transfer_id] = _Transfer(start_s, end_s)
+
+  def _use(self, link: LinkUse, start_s: float, seconds: float, pages: int) -> float:
+    link.free_at_s = start_s + seconds
+    link.busy_s += seconds
+    link.bytes_moved += pages * self.costs.io.page_size * self.costs.token_bytes()
+    return link.free_at_s
+
+  def _prefill(self, work: StepWork, start_s: float) -> tuple[float, float]:
+    """(end, compute seconds) of the prefill pass."""
+    costs = self.costs
+    chunks = [(len(prefill.token_ids), prefill.start) for prefill in work.prefills]
+    waits = {
+      self._loads[transfer]
+      for prefill in work.prefills
+      for transfer in prefill.waits_for
+      if transfer in self._loads
+    }
+    waits = {wait for wait in waits if wait.end_s > start_s}
+    layer_s = costs.prefill_layer_s(chunks)
+    if waits:
+      layer_s += costs.profile.hardware.gate_s
+    layers = costs.layers
+    slowdown = costs.interference.prefill
+    at_s, compute_s = start_s, 0.0
+    layerwise = costs.io.overlap == "layer"
+    for layer in range(1, layers + 1):
+      ready_s = at_s
+      for wait in waits:
+        share = layer / layers if layerwise else 1.0
+        ready_s = max(ready_s, wait.start_s + share * (wait.end_s - wait.start_s))
+      at_s = self._advance(ready_s, layer_s, slowdown)
+      compute_s += at_s - ready_s
+    samples = sum(1 for prefill in work.prefills if prefill.samples)
+    end_s = self._advance(at_s, costs.prefill_tail_s(samples), slowdown)
+    return end_s, compute_s + end_s - at_s
+
+  def _advance(self, start_s: float, work_s: float, slowdown: float) -> float:
+    """When `work_s` of undisturbed compute is done that runs slower while the link loads."""
+    busy_s = self.down.free_at_s - start_s
+    if busy_s <= 0.0 or slowdown == 0.0:
+      return start_s + work_s
+    slowed_s = work_s * (1.0 + slowdown)
+    if slowed_s <= busy_s:
+      return start_s + slowed_s
+    return start_s + busy_s + (work_s - busy_s / (1.0 + slowdown))
+
+  def forget(self, transfer_id: int) -> None:
+    self._loads.pop(transfer_id, None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordedStep:
+  started_s: float
+  prefill_end_s: float
+  at_s: float
+  compute_s: float = 0.0
+  stall_s: float = 0.0
+
+
+class RecordedTimeline:
+  """Times that another executor took, by step and transfer id: for differential tests.
+
+  Raises KeyError when asked for a step or transfer that the record does not have, which means that
+  decisions differed.
+  """
+
+  def __init__(self, steps: Mapping[int, RecordedStep], transfers: Mapping[int, float]) -> None:
+    self._steps = steps
+    self._transfers = transfers
+
+  def start(self, work: StepWork, now_s: float) -> StepTimes:
+    done = {
+      transfer.transfer_id: self._transfers[transfer.transfer_id]
+      for transfer in (*work.loads, *work.backups)
+    }
+    if not work.computes:
+      return StepTimes(done, now_s, now_s, 0.0, 0.0)
+    step = self._steps[work.step_id]
+    return StepTimes(done, step.started_s, step.prefill_end_s, step.compute_s, step.stall_s)
+
+  def decode_end_s(self, step_id: int, start_s: float, requests: int, context_tokens: int) -> float:
+    return self._steps[step_id].at_s
+
+  def forget(self, transfer_id: int) -> None:
+    """Nothing to forget."""
