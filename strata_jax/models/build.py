@@ -17,7 +17,7 @@ def layer_shapes(config: config_lib.ModelConfig) -> dict[str, tuple[str, tuple[i
   """LayerParams field -> Hugging Face name below `model.layers.N.`, shape as stored."""
   hidden, inner = config.hidden_size, config.intermediate_size
   q, kv = config.num_heads * config.head_dim, config.kv_heads * config.head_dim
-  shapes = {
+  shapes: dict[str, tuple[str, tuple[int, ...]]] = {
     "attn_norm": ("input_layernorm.weight", (hidden,)),
     "wq": ("self_attn.q_proj.weight", (q, hidden)),
     "wk": ("self_attn.k_proj.weight", (kv, hidden)),

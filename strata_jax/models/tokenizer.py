@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsInt
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class Tokenizer:
     """Token ids of a text, int32 [tokens]."""
     return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
 
-  def decode(self, ids: Iterable[int]) -> str:
+  def decode(self, ids: Iterable[SupportsInt]) -> str:
     """The text of token ids; bytes that are no whole character come out as U+FFFD."""
     return self._backend.decode([int(i) for i in ids], skip_special_tokens=True)
 

@@ -34,7 +34,6 @@ def read_config(folder: pathlib.Path, dtype: str | None = None) -> config_lib.Mo
   eos = raw.get("eos_token_id")
   if generation.is_file():
     eos = _read_json(generation).get("eos_token_id", eos)
-  heads = raw.get("num_attention_heads")
   try:
     return config_lib.ModelConfig(
       name=folder.resolve().name,
@@ -42,7 +41,7 @@ def read_config(folder: pathlib.Path, dtype: str | None = None) -> config_lib.Mo
       hidden_size=raw["hidden_size"],
       intermediate_size=raw["intermediate_size"],
       num_heads=raw["num_attention_heads"],
-      kv_heads=raw.get("num_key_value_heads") or heads,
+      kv_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
       head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
       vocab_size=raw["vocab_size"],
       context_tokens=raw["max_position_embeddings"],
@@ -69,19 +68,20 @@ def read_params(folder: pathlib.Path, config: config_lib.ModelConfig) -> llama.P
   safetensors = errors.optional_package("safetensors", f"reading {folder}")
   files = _tensor_files(folder)
   with contextlib.ExitStack() as stack:
-    opened: dict[str, Any] = {}
+    opened: dict[str, tuple[Any, frozenset[str]]] = {}
     for file in sorted(set(files.values())):
       path = folder / file
       if not path.is_file():
         raise errors.WeightsError(f"{path}: no such file")
       try:
-        opened[file] = stack.enter_context(safetensors.safe_open(str(path), framework="numpy"))
+        shard = stack.enter_context(safetensors.safe_open(str(path), framework="numpy"))
       except Exception as error:  # the package's own error class is no public one
         raise errors.WeightsError(f"{path}: not a safetensors file: {error}") from error
+      opened[file] = shard, frozenset(shard.keys())
 
     def get(name: str) -> np.ndarray:
-      shard = opened[files[name]]
-      if name not in shard.keys():
+      shard, names = opened[files[name]]
+      if name not in names:
         raise KeyError(name)
       return shard.get_tensor(name)
 

@@ -1,0 +1,86 @@
+"""The public calls: write a chunk's K and V into its pages, and attend to everything so far.
+
+A sequence of a batch is a context of `starts[b]` tokens whose KV lies in pages, followed by a chunk
+of `lengths[b]` tokens (T is the padded chunk). Decode is the chunk of one token. The chunk is
+written first and attended to afterwards: by data dependence alone the pool is then updated in
+place, and no implementation can see a page that is written later.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from strata_jax.attention import reference, xla
+
+IMPLEMENTATIONS = {
+  "reference": reference.paged_attention,
+  "xla": xla.paged_attention,
+}
+
+
+def write_kv(
+  pool: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  page_table: jax.Array,
+  starts: jax.Array,
+  lengths: jax.Array,
+) -> jax.Array:
+  """Writes K and V of a chunk; positions from `lengths` on are dropped.
+
+  Args:
+    pool: one layer's pages [pages, 2, page_size, kv_heads, head_dim], best donated.
+    k: [B, T, kv_heads, head_dim].
+    v: [B, T, kv_heads, head_dim].
+    page_table: int32 [B, N], slots of the context and the chunk in order; the rest is never used.
+    starts: int32 [B], tokens before the chunk.
+    lengths: int32 [B], valid tokens of the chunk; 0 for a padded sequence.
+
+  Returns:
+    The pool.
+  """
+  pages, _, page_size = pool.shape[:3]
+  offsets = jnp.arange(k.shape[1])
+  positions = starts[:, None] + offsets  # [B, T]
+  slots = jnp.take_along_axis(page_table, positions // page_size, axis=1, mode="clip")
+  slots = jnp.where(offsets < lengths[:, None], slots, pages)  # beyond the pool: dropped
+  kv = jnp.stack([k, v], axis=2).astype(pool.dtype)  # [B, T, 2, kv_heads, head_dim]
+  return pool.at[slots, :, positions % page_size].set(kv, mode="drop")
+
+
+def paged_attention(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  pool: jax.Array,
+  page_table: jax.Array,
+  starts: jax.Array,
+  lengths: jax.Array,
+  *,
+  implementation: str,
+) -> jax.Array:
+  """Causal attention of a chunk over its context and itself.
+
+  Args:
+    q: [B, T, num_heads, head_dim]; num_heads is a multiple of kv_heads (grouped queries).
+    k: the chunk's K [B, T, kv_heads, head_dim], already in `pool` as well.
+    v: the chunk's V, likewise.
+    pool: one layer's pages [pages, 2, page_size, kv_heads, head_dim], after `write_kv`.
+    page_table: as in `write_kv`.
+    starts: as in `write_kv`.
+    lengths: as in `write_kv`.
+    implementation: a name in IMPLEMENTATIONS.
+
+  Returns:
+    [B, T, num_heads, head_dim] in the dtype of q; rows from `lengths` on mean nothing but are
+    finite.
+
+  Raises:
+    ValueError: an unknown implementation.
+  """
+  if implementation not in IMPLEMENTATIONS:
+    raise ValueError(
+      f"attention: expected one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}"
+    )
+  # K and V are taken as the pool holds them, so that a hit and a computed token are alike.
+  k, v = k.astype(pool.dtype), v.astype(pool.dtype)
+  return IMPLEMENTATIONS[implementation](q, k, v, pool, page_table, starts, lengths)

@@ -1,0 +1,112 @@
+"""Padded shapes: which sizes are compiled, and how work is cut into them."""
+
+import bisect
+import dataclasses
+
+from strata_jax import config as config_lib
+from strata_jax import validation
+from strata_jax.tiers import layout
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Buckets:
+  """The sizes that programs are compiled for, each ascending."""
+
+  chunk_tokens: tuple[int, ...]  # padded tokens of one piece of a prefill
+  decode_requests: tuple[int, ...]  # padded rows of a decode batch
+  transfer_pages: tuple[int, ...]  # padded length of the page lists of loads and backups
+  table_pages: int  # width of every page table: the longest context
+  piece_overhead_tokens: int = 64  # what one more piece costs, in tokens of compute
+
+  def __post_init__(self) -> None:
+    for field in ("chunk_tokens", "decode_requests", "transfer_pages"):
+      sizes = getattr(self, field)
+      if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
+        validation.fail(self, field, "ascending sizes >= 1", sizes)
+    validation.check_int(self, "table_pages", minimum=1)
+    validation.check_int(self, "piece_overhead_tokens", minimum=0)
+
+  @property
+  def shapes(self) -> tuple[tuple[int, int], ...]:
+    """(rows, padded tokens) of all compute: pieces of one prefill, and decode batches."""
+    chunks = [(1, tokens) for tokens in self.chunk_tokens]
+    return tuple(dict.fromkeys(chunks + [(rows, 1) for rows in self.decode_requests]))
+
+  @property
+  def programs(self) -> int:
+    """Programs of a run: embed, layer, head for a shape; load, backup for a list; a marker."""
+    return 3 * len(self.shapes) + 2 * len(self.transfer_pages) + 1
+
+
+def make_buckets(
+  page_layout: layout.PageLayout,
+  serving: config_lib.ServingConfig,
+  *,
+  device_pages: int,
+  context_tokens: int,
+  piece_tokens: int = 512,
+) -> Buckets:
+  """Few buckets for a run, each a factor of 4 (page lists: 8) below the next.
+
+  Args:
+    page_layout: of both pools.
+    serving: its step budget and its number of running requests bound the shapes.
+    device_pages: of the device pool.
+    context_tokens: the longest prompt + output.
+    piece_tokens: the largest piece that a prefill is cut into.
+  """
+  context_pages = min(-(-context_tokens // page_layout.page_size), device_pages)
+  chunk = min(piece_tokens, serving.step_tokens, context_pages * page_layout.page_size)
+  return Buckets(
+    chunk_tokens=ladder(32, chunk, 4),
+    decode_requests=ladder(1, serving.running_requests, 4),
+    # A list is cut into pieces, so that the largest need not hold a whole context.
+    transfer_pages=ladder(4, min(device_pages, 256), 8),
+    table_pages=context_pages,
+  )
+
+
+def ladder(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
+  """Sizes up to `largest`, each `factor` below the next, none under `smallest` but the last."""
+  sizes = [largest]
+  while sizes[-1] // factor >= smallest:
+    sizes.append(sizes[-1] // factor)
+  return tuple(reversed(sizes))
+
+
+def smallest_bucket(count: int, sizes: tuple[int, ...]) -> int:
+  """The smallest size that holds `count`.
+
+  Raises:
+    ValueError: none does.
+  """
+  index = bisect.bisect_left(sizes, count)
+  if index == len(sizes):
+    raise ValueError(f"expected at most {sizes[-1]}, got {count}")
+  return sizes[index]
+
+
+def cut(count: int, sizes: tuple[int, ...], overhead: int) -> tuple[tuple[int, int], ...]:
+  """Cuts `count` > 0 into pieces (valid, bucket) whose buckets and overheads sum up to little.
+
+  Whole largest buckets first; of the rest, each step takes either one bucket that holds all of it
+  or the largest full bucket below, whichever is cheaper.
+  """
+  largest = sizes[-1]
+  pieces = [(largest, largest)] * (count // largest)
+  rest = count % largest
+  return tuple(pieces) + (_cut_rest(rest, sizes, overhead)[1] if rest else ())
+
+
+def _cut_rest(
+  rest: int, sizes: tuple[int, ...], overhead: int
+) -> tuple[int, tuple[tuple[int, int], ...]]:
+  whole = smallest_bucket(rest, sizes)
+  best = whole + overhead, ((rest, whole),)
+  below = bisect.bisect_right(sizes, rest) - 1
+  if below >= 0 and sizes[below] < rest:
+    size = sizes[below]
+    cost, pieces = _cut_rest(rest - size, sizes, overhead)
+    if cost + size + overhead < best[0]:
+      best = cost + size + overhead, ((size, size), *pieces)
+  return best
