@@ -1,7 +1,7 @@
 """Trace files by format."""
 
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from strata_jax.workloads import (
   loogle_documents,
@@ -9,6 +9,7 @@ from strata_jax.workloads import (
   traces_claude_code,
   traces_mooncake,
 )
+from strata_jax.workloads.request import Request
 from strata_jax.workloads.workload import Workload
 
 
@@ -31,3 +32,12 @@ def load(trace_format: str, path: pathlib.Path | str, limit: int | None = None) 
     expected = ", ".join(LOADERS)
     raise ValueError(f"trace_format: expected one of {expected}, got {trace_format!r}")
   return LOADERS[trace_format](path, limit)
+
+
+def stream(
+  trace_format: str, path: pathlib.Path | str, limit: int | None = None
+) -> Iterator[Request]:
+  """The same requests one at a time: a Mooncake prompt is expanded only when it is asked for."""
+  if trace_format == "mooncake":
+    return traces_mooncake.requests(traces_mooncake.read_rows(path, limit))
+  return iter(load(trace_format, path, limit).requests)
