@@ -1,0 +1,436 @@
+"""Pages on a disk, in segments that Orbax commits; the default store.
+
+Pages gather in memory until they fill a segment or have waited `linger_s`. A segment is one raw
+file of pages with an index, whole or absent (see `segment_index`); single pages are read by offset,
+straight to where the caller wants them. Space comes back by whole segments, the least recently used
+first; segments with few live pages are merged in the background.
+
+Several processes may share a folder. Each writes segments of its own and looks for those of others
+when the folder's time stamp changes: before it looks a page up and before it commits. What races
+cost: two processes that commit the same page within the time of one commit both keep it until a
+compaction; two that evict at the same time may evict a segment more than needed; a reader whose
+segment another process took away reads a miss, or reads the page from where it was merged to.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from strata_jax.tiers import compaction, page_checksum, page_store, segment_reads
+from strata_jax.tiers.segment_folder import SegmentFolder
+from strata_jax.tiers.segment_index import (
+  Segment,
+  SegmentIndex,
+  encode_index,
+  folder_bytes,
+  load_segment,
+  namespace_of,
+)
+from strata_jax.tiers.segment_save import SegmentSaver
+from strata_jax.tiers.segment_staging import Batch, Durable, Staging
+
+_OVERHEAD_BYTES = 8192  # of a segment, beside pages and index
+_SHARE_OF_CAPACITY = 8  # a segment is at most this part of the capacity
+log = logging.getLogger(__name__)
+
+
+class OrbaxSegments:
+  """A `PageStore` in a folder."""
+
+  def __init__(
+    self,
+    folder: str,
+    *,
+    page_bytes: int,
+    fingerprint: str,
+    capacity_bytes: int | None = None,
+    segment_bytes: int = page_store.DEFAULT_SEGMENT_BYTES,
+    linger_s: float = 2.0,
+    read_threads: int = 2,
+  ):
+    """Opens or makes the store and sweeps what dead writers left.
+
+    Raises:
+      ValueError: the capacity is too small for these pages, or the folder holds something else.
+      OSError: the folder cannot be read.
+    """
+    self.page_bytes = page_bytes
+    self._fingerprint = fingerprint
+    self._capacity_bytes = capacity_bytes
+    if capacity_bytes is not None:
+      segment_bytes = min(segment_bytes, capacity_bytes // _SHARE_OF_CAPACITY)
+      least = _SHARE_OF_CAPACITY * page_bytes + 2 * _OVERHEAD_BYTES
+      if capacity_bytes < least:
+        raise ValueError(f"store: expected a capacity >= {least} bytes, got {capacity_bytes}")
+    self._batch_pages = max(1, segment_bytes // page_bytes)
+    self.stats = dict.fromkeys(
+      (
+        "written_pages",
+        "failed_writes",
+        "evicted_segments",
+        "compactions",
+        "bad_pages",
+        "swept_leftovers",
+      ),
+      0,
+    )
+    self._folder = SegmentFolder(folder)
+    self._index = SegmentIndex(namespace_of(fingerprint, page_bytes))
+    self._lock = threading.RLock()
+    if self._folder.writable:
+      self.stats["swept_leftovers"] = self._folder.sweep()
+    self._refresh(force=True)
+    self._saver: SegmentSaver | None = None
+    self._readers = ThreadPoolExecutor(read_threads, thread_name_prefix="segment-reads")
+    self._read_threads = read_threads
+    self._staging = Staging(
+      page_bytes=page_bytes, batch_pages=self._batch_pages, linger_s=linger_s, lock=self._lock,
+      is_durable=self._is_durable, commit=self._commit, idle=self._idle,
+    )  # fmt: skip
+
+  @property
+  def writable(self) -> bool:
+    return self._folder.writable
+
+  # Look-up.
+
+  def _refresh(self, *, force: bool = False) -> None:
+    """Takes in what other processes committed or took away."""
+    with self._lock:
+      try:
+        names = self._folder.changed(force=force)
+      except OSError as error:
+        log.warning("store: the folder cannot be read: %s", error)
+        return
+      if names is None:
+        return
+      for name in self._index.segments.keys() - names:
+        self._index.remove(name)
+      for name in sorted(names - self._index.segments.keys()):
+        try:
+          self._index.add(load_segment(os.path.join(self._folder.segments, name)))
+        except FileNotFoundError:
+          pass  # taken away meanwhile
+        except (OSError, ValueError) as error:
+          log.warning("store: segment %s is left out: %s", name, error)
+          self.stats["bad_pages"] += 1
+          if self._folder.writable:
+            self._folder.discard(name)
+
+  def contains(self, keys: Sequence[bytes]) -> np.ndarray:
+    with self._lock:
+      self._refresh()
+      return np.fromiter((self._find(key) is not None for key in keys), bool, len(keys))
+
+  def longest_prefix(self, keys: Sequence[bytes]) -> int:
+    with self._lock:
+      self._refresh()
+      for i, key in enumerate(keys):
+        if self._find(key) is None:
+          return i
+    return len(keys)
+
+  def locate(self, key: bytes) -> tuple[str, int] | None:
+    """The folder of the segment and the row in it that hold a durable page."""
+    with self._lock:
+      self._refresh()
+      found = self._index.find(key)
+      return None if found is None else (found[0].path, found[1])
+
+  def _find(self, key: bytes) -> tuple[Segment | Batch, int] | None:
+    return self._index.find(key) or self._staging.find(key)
+
+  def _is_durable(self, key: bytes) -> bool:
+    found = self._index.find(key)
+    if found is not None:
+      found[0].touch()
+    return found is not None
+
+  # Reading.
+
+  def read(
+    self, keys: Sequence[bytes], out: np.ndarray, rows: np.ndarray | None = None
+  ) -> Future[np.ndarray]:
+    page_store.check_pages(out, self.page_bytes)
+    rows = page_store.rows_of(rows, len(keys))
+    right = np.zeros(len(keys), bool)
+    runs = self._plan(range(len(keys)), keys, out, rows, right)
+    parts = segment_reads.split(runs, self.page_bytes, self._read_threads)
+    future: Future[np.ndarray] = Future()
+    left = len(parts)
+
+    def read_part(part: list[segment_reads.Run]) -> None:
+      nonlocal left
+      try:
+        vanished = self._read_runs(part, out, rows, right)
+        if vanished:  # merged elsewhere, perhaps
+          self._refresh(force=True)
+          self._read_runs(self._plan(vanished, keys, out, rows, right), out, rows, right)
+      except Exception as error:  # a fault here must not leave anybody waiting
+        log.exception("store: a read failed: %s", error)
+      with self._lock:
+        left -= 1
+        last = not left
+      if last:
+        future.set_result(right)
+
+    if not parts:
+      future.set_result(right)
+    for part in parts:
+      self._readers.submit(read_part, part)
+    return future
+
+  def _plan(
+    self,
+    wanted: Sequence[int],
+    keys: Sequence[bytes],
+    out: np.ndarray,
+    rows: np.ndarray,
+    right: np.ndarray,
+  ) -> list[segment_reads.Run]:
+    """Copies what is still in memory; the rest as runs of neighbours in their segments."""
+    runs: list[segment_reads.Run] = []
+    with self._lock:
+      self._refresh()
+      for i in wanted:
+        found = self._find(keys[i])
+        if found is None:
+          continue
+        place, row = found
+        if isinstance(place, Batch):
+          out[rows[i]] = place.pages[row]
+          right[i] = True
+          continue
+        last = runs[-1] if runs else None
+        if last is not None and last.segment is place and last.row + len(last.wanted) == row:
+          last.wanted.append(i)
+        else:
+          place.touch()
+          runs.append(segment_reads.Run(place, row, [i]))
+    return runs
+
+  def _read_runs(
+    self, runs: list[segment_reads.Run], out: np.ndarray, rows: np.ndarray, right: np.ndarray
+  ) -> list[int]:
+    """Reads and checks pages; gives those whose segment is gone."""
+    vanished = []
+    for run in runs:
+      try:
+        with self._lock:
+          file = run.segment.raw()
+        good = segment_reads.read_run(run, file, out, rows)
+      except FileNotFoundError:
+        vanished += run.wanted
+        continue
+      except OSError as error:
+        log.warning("store: pages of %s cannot be read: %s", run.segment.name, error)
+        good = np.zeros(len(run.wanted), bool)
+      right[run.wanted] = good
+      if not good.all():
+        self._bury(run, good)
+    return vanished
+
+  def _bury(self, run: segment_reads.Run, good: np.ndarray) -> None:
+    bad = run.row + np.flatnonzero(~good)
+    log.warning(
+      "store: pages %s of %s are short or fail their checksums: misses",
+      bad.tolist(), run.segment.path,
+    )  # fmt: skip
+    with self._lock:
+      self.stats["bad_pages"] += len(bad)
+      for row in bad.tolist():
+        self._index.bury(run.segment, row)
+
+  # Writing.
+
+  def write(
+    self, keys: Sequence[bytes], pages: np.ndarray, rows: np.ndarray | None = None
+  ) -> Future[int]:
+    page_store.check_pages(pages, self.page_bytes)
+    rows = page_store.rows_of(rows, len(keys))
+    write = Durable()
+    if self._folder.writable:
+      self._refresh()
+      self._staging.add(keys, pages, rows, write)
+      write.arrived(0)
+    else:
+      write.arrived(0, page_store.read_only())
+    return write.future
+
+  def _commit(self, batch: Batch) -> None:
+    """Makes a segment of a batch. Raises OSError when the medium refuses."""
+    self._refresh(force=True)
+    with self._lock:
+      for key in [key for key in batch.rows if key in self._index]:
+        del batch.rows[key]  # another process was faster
+      batch.pack()
+    if batch.count:
+      try:
+        spare_bytes = self._batch_pages * self.page_bytes  # for a compaction
+        self._save(batch.pages[: batch.count], batch.keys, batch.checksums, spare_bytes=spare_bytes)
+      except OSError:
+        self.stats["failed_writes"] += 1
+        raise
+      self.stats["written_pages"] += batch.count
+    self._idle()
+
+  def _save(
+    self, pages: np.ndarray, keys: np.ndarray, checksums: np.ndarray, *, spare_bytes: int = 0
+  ) -> Segment:
+    """Commits a segment of `pages`, with as many keys and checksums from the start."""
+    keys, checksums = keys[: len(pages)].copy(), checksums[: len(pages)].copy()
+    index_bytes = len(pages) * (page_store.KEY_BYTES + 8)
+    self._make_room(pages.nbytes + index_bytes + _OVERHEAD_BYTES + spare_bytes)
+    named = checksums ^ page_checksum.names(keys)
+    index = encode_index(self._index.namespace, self.page_bytes, keys, named)
+    path = self._folder.new_path()
+    if self._saver is None:
+      self._saver = SegmentSaver()
+    try:
+      metadata = {"fingerprint": self._fingerprint, "page_bytes": self.page_bytes}
+      self._saver.save(path, pages, index, metadata)
+      self._folder.sync()
+      now_s = time.time()
+      segment = Segment(
+        path=path, namespace=self._index.namespace, page_bytes=self.page_bytes, keys=keys,
+        expected=checksums, dead=np.zeros(len(keys), bool), shadowed=np.zeros(len(keys), bool),
+        bytes=folder_bytes(path), used_s=now_s, touched_s=now_s,
+      )  # fmt: skip
+    except OSError:
+      self._folder.discard_unfinished(path)
+      raise
+    with self._lock:
+      self._index.add(segment)
+    return segment
+
+  def _make_room(self, size_bytes: int) -> None:
+    """Evicts whole segments, the least recently used first, until `size_bytes` more fit."""
+    if self._capacity_bytes is None:
+      return
+    while True:
+      with self._lock:
+        victim = self._index.oldest()
+        if victim is None or self._index.bytes + size_bytes <= self._capacity_bytes:
+          return
+        if victim.used_elsewhere():
+          continue
+        self._index.remove(victim.name)
+      self._folder.discard(victim.name)
+      self.stats["evicted_segments"] += 1
+
+  def delete(self, keys: Sequence[bytes]) -> int:
+    deleted = 0
+    with self._lock:
+      self._refresh()
+      for key in keys:
+        if self._staging.forget(key):
+          deleted += 1
+        found = self._index.find(key)
+        if found is not None:
+          self._index.bury(*found)
+          deleted += 1
+    return deleted
+
+  # Upkeep.
+
+  def _idle(self) -> None:
+    try:
+      if self.writable:
+        self.compact(force=False)
+    except OSError as error:
+      log.warning("store: a compaction failed: %s", error)
+
+  def compact(self, *, force: bool = True) -> int:
+    """Gives back the space of dead pages and merges small segments; how many segments went."""
+    if not self._folder.writable:
+      raise page_store.read_only()
+    if not self._choose(force):
+      return 0
+    lock = self._folder.lock_compaction()
+    if lock is None:
+      return 0  # another process is at it
+    gone = 0
+    try:
+      self._refresh()
+      while True:
+        names = self._choose(force)
+        if not names:
+          return gone
+        self._merge(names)
+        gone += len(names)
+    finally:
+      os.close(lock)
+
+  def _choose(self, force: bool) -> list[str]:
+    with self._lock:
+      segments = [s for s in self._index.segments.values() if s.namespace == self._index.namespace]
+      candidates = [compaction.Candidate(s.name, s.pages, s.live_pages, s.used_s) for s in segments]
+    return compaction.choose(candidates, self._batch_pages, force=force)
+
+  def _merge(self, names: list[str]) -> None:
+    """Moves the live pages of some segments into a new one."""
+    with self._lock:
+      sources = [self._index.segments[name] for name in names]
+      runs = [run for source in sources for run in segment_reads.live_runs(source)]
+    pages = sum(len(run.wanted) for run in runs)
+    out = np.empty((pages, self.page_bytes), np.uint8)
+    start = 0
+    for run in runs:  # `wanted` becomes the row in `out`
+      run.wanted[:] = range(start, start + len(run.wanted))
+      start += len(run.wanted)
+    right = np.zeros(pages, bool)
+    self._read_runs(runs, out, np.arange(pages), right)
+    keys = np.concatenate([s.segment.keys[s.row : s.row + len(s.wanted)] for s in runs] or [[]])
+    expected = np.concatenate(
+      [s.segment.expected[s.row : s.row + len(s.wanted)] for s in runs] or [[]]
+    )
+    if not right.all():
+      out, keys, expected = out[right], keys[right], expected[right]
+    merged = self._save(out, keys, expected) if len(out) else None
+    with self._lock:
+      if merged is not None:
+        merged.used_s = max(source.used_s for source in sources)
+        dead = np.concatenate([s.segment.dead[s.row : s.row + len(s.wanted)] for s in runs])[right]
+        for row in np.flatnonzero(dead).tolist():  # deleted meanwhile
+          self._index.bury(merged, row)
+      for source in sources:
+        if source.name in self._index.segments:
+          self._index.remove(source.name)
+    for source in sources:
+      self._folder.discard(source.name)
+    self.stats["compactions"] += 1
+
+  def clear(self) -> None:
+    """Deletes all pages of every namespace."""
+    self.flush()
+    self._refresh(force=True)
+    with self._lock:
+      names = list(self._index.segments)
+      for name in names:
+        self._index.remove(name)
+    for name in names:
+      self._folder.discard(name)
+
+  def usage(self) -> page_store.StoreUsage:
+    with self._lock:
+      self._refresh()
+      return page_store.StoreUsage(
+        pages=len(self._index), bytes=self._index.bytes, capacity_bytes=self._capacity_bytes,
+        pending_pages=self._staging.pages,
+      )  # fmt: skip
+
+  def flush(self) -> None:
+    self._staging.flush()
+
+  def close(self) -> None:
+    self._staging.close()
+    self._readers.shutdown()
+    if self._saver is not None:
+      self._saver.close()
+      self._saver = None
+    self._folder.close()

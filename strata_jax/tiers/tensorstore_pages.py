@@ -1,0 +1,335 @@
+"""Pages in a TensorStore key-value store, one key a page: for storage that machines share.
+
+The value of a page is its bytes and a trailer: a mark of the format and the checksum, tied to the
+key. TensorStore's drivers write a value whole or not at all. Processes that share a store need no
+coordination: a page that two write at once is written twice, to the same effect.
+"""
+
+import collections
+import logging
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import tensorstore as ts
+
+from strata_jax.tiers import page_checksum, page_store
+from strata_jax.tiers.segment_index import namespace_of
+
+_MAGIC = b"STRPAGE1"
+_TRAILER = struct.Struct("<8sQ")  # magic, checksum
+_LOOKUPS = 64  # look-ups under way at a time
+_IN_FLIGHT_BYTES = 64 << 20  # of reads or writes under way
+_BOUNDED = {"max_retries": 4, "initial_delay": "50ms", "max_delay": "1s"}
+_CONTEXT = {  # a store that is down is given up soon: the tier can do without it
+  "s3_request_retries": _BOUNDED,
+  "gcs_request_retries": _BOUNDED,
+}
+log = logging.getLogger(__name__)
+
+
+class TensorStorePages:
+  """A `PageStore` over any TensorStore key-value driver.
+
+  With a capacity it evicts the least recently used pages that it knows of: those listed when it was
+  opened, as the oldest, then its own. Without one it keeps no list.
+  """
+
+  def __init__(
+    self,
+    spec: str | dict,
+    *,
+    page_bytes: int,
+    fingerprint: str,
+    capacity_bytes: int | None = None,
+    timeout_s: float = 30.0,
+  ):
+    """Opens the store that a TensorStore URL or JSON object names.
+
+    Raises:
+      ValueError: TensorStore does not understand the spec, or the capacity holds no page.
+      OSError: the store cannot be listed.
+    """
+    self.page_bytes = page_bytes
+    self._value_bytes = page_bytes + _TRAILER.size
+    self._timeout_s = timeout_s
+    self._capacity_bytes = capacity_bytes
+    if capacity_bytes is not None and capacity_bytes < self._value_bytes:
+      raise ValueError(f"store: expected a capacity >= {self._value_bytes}, got {capacity_bytes}")
+    self.kv_store: ts.KvStore = ts.KvStore.open(spec, context=ts.Context(_CONTEXT)).result()
+    self._namespace = namespace_of(fingerprint, page_bytes).hex()
+    self.stats = dict.fromkeys(
+      ("written_pages", "failed_writes", "evicted_pages", "bad_pages", "failed_reads"), 0
+    )
+    self._window = max(1, _IN_FLIGHT_BYTES // self._value_bytes)
+    self._slots = threading.BoundedSemaphore(self._window)  # writes under way
+    self._lock = threading.Lock()
+    self._writes = threading.Condition(self._lock)
+    self._pending: dict[bytes, Future[int]] = {}
+    self._known: collections.OrderedDict[bytes, None] = collections.OrderedDict()  # oldest first
+    if capacity_bytes is not None:
+      self._known.update(dict.fromkeys(self.list_keys()))
+
+  def name(self, key: bytes) -> str:
+    """The name of a page in the store."""
+    text = key.hex()
+    return f"{self._namespace}/{text[:2]}/{text}"
+
+  def list_keys(self) -> list[bytes]:
+    """All keys of this store's namespace, as the medium lists them."""
+    prefix = self._namespace + "/"
+    names = ts.KvStore.KeyRange(prefix, self._namespace + "0")
+    try:
+      listed = self.kv_store.list(names, strip_prefix_length=len(prefix) + 3)
+      texts = listed.result(timeout=self._timeout_s)
+    except (ValueError, TimeoutError) as error:
+      raise OSError(f"store: cannot be listed: {error}") from error
+    size = 2 * page_store.KEY_BYTES
+    return [bytes.fromhex(text.decode()) for text in texts if len(text) == size]
+
+  # Look-up.
+
+  def contains(self, keys: Sequence[bytes]) -> np.ndarray:
+    present = np.zeros(len(keys), bool)
+    for start in range(0, len(keys), _LOOKUPS):
+      present[start : start + _LOOKUPS] = self._look_up(keys[start : start + _LOOKUPS])
+    return present
+
+  def longest_prefix(self, keys: Sequence[bytes]) -> int:
+    for start in range(0, len(keys), _LOOKUPS):
+      found = page_store.leading(self._look_up(keys[start : start + _LOOKUPS]))
+      if found < len(keys[start : start + _LOOKUPS]):
+        return start + found
+    return len(keys)
+
+  def _look_up(self, keys: Sequence[bytes]) -> np.ndarray:
+    """Reads the trailers of pages: there is no page without one at the right place."""
+    trailer = slice(self.page_bytes, self._value_bytes)
+    futures = [self.kv_store.read(self.name(key), byte_range=trailer) for key in keys]
+    found = [self._value(future, quiet=True) for future in futures]
+    return np.array([value is not None and value[:8] == _MAGIC for value in found], bool)
+
+  def _value(self, future: ts.Future, *, quiet: bool = False) -> bytes | None:
+    """The value read, or None where it is missing or cannot be read."""
+    try:
+      result = future.result(timeout=self._timeout_s)
+    except (ValueError, TimeoutError) as error:
+      if not quiet or "OUT_OF_RANGE" not in str(error):
+        self._failed("failed_reads", "a page cannot be read", error)
+      return None
+    return result.value if result.state == "value" else None
+
+  def _failed(self, counter: str, what: str, error: Exception) -> None:
+    with self._lock:
+      self.stats[counter] += 1
+      first = self.stats[counter] == 1
+    log.log(logging.WARNING if first else logging.DEBUG, "store: %s: %s", what, error)
+
+  # Reading.
+
+  def read(
+    self, keys: Sequence[bytes], out: np.ndarray, rows: np.ndarray | None = None
+  ) -> Future[np.ndarray]:
+    page_store.check_pages(out, self.page_bytes)
+    places = page_store.rows_of(rows, len(keys))
+    result: Future[np.ndarray] = Future()
+    thread = threading.Thread(
+      target=_settle, args=(result, self._read, keys, out, places), name="store-read", daemon=True
+    )
+    thread.start()
+    return result
+
+  def _read(self, keys: Sequence[bytes], out: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    right = np.zeros(len(keys), bool)
+    futures: collections.deque[ts.Future] = collections.deque()
+    asked = 0
+    for i, key in enumerate(keys):
+      while asked < len(keys) and len(futures) < self._window:
+        futures.append(self.kv_store.read(self.name(keys[asked])))
+        asked += 1
+      value = self._value(futures.popleft())
+      if value is not None:
+        right[i] = self._take(key, value, out[rows[i] : rows[i] + 1])
+    self._use([key for key, good in zip(keys, right, strict=True) if good])
+    return right
+
+  def _take(self, key: bytes, value: bytes, out: np.ndarray) -> bool:
+    """Copies a page out of its value, uint8 [1, page_bytes], if it is right."""
+    reason = f"{len(value)} bytes, not {self._value_bytes}"
+    if len(value) == self._value_bytes:
+      magic, checksum = _TRAILER.unpack_from(value, self.page_bytes)
+      out[0] = np.frombuffer(value, np.uint8, self.page_bytes)
+      if magic == _MAGIC and self._checksum(key, out) == checksum:
+        return True
+      reason = "it fails its checksum"
+    with self._lock:
+      self.stats["bad_pages"] += 1
+    log.warning("store: page %s is a miss: %s", self.name(key), reason)
+    self.delete([key])
+    return False
+
+  def _checksum(self, key: bytes, page: np.ndarray) -> int:
+    named = page_checksum.names(np.frombuffer(key, np.uint8)[None])
+    return int((page_checksum.checksums(page) ^ named)[0])
+
+  def _use(self, keys: Sequence[bytes]) -> None:
+    """Notes keys as just used."""
+    if self._capacity_bytes is None:
+      return
+    with self._lock:
+      for key in keys:
+        self._known[key] = None
+        self._known.move_to_end(key)
+
+  # Writing.
+
+  def write(
+    self, keys: Sequence[bytes], pages: np.ndarray, rows: np.ndarray | None = None
+  ) -> Future[int]:
+    page_store.check_pages(pages, self.page_bytes)
+    places = page_store.rows_of(rows, len(keys))
+    present = self.contains(keys)
+    self._use([key for key, there in zip(keys, present, strict=True) if there])
+    parts: list[Future[int]] = []
+    for key, row, there in zip(keys, places, present, strict=True):
+      if not there:
+        parts.append(self._write_page(key, pages[row : row + 1]))
+    return _sum(parts)
+
+  def _write_page(self, key: bytes, page: np.ndarray) -> Future[int]:
+    with self._lock:
+      if key in self._pending:
+        return _nothing_new(self._pending[key])
+      future: Future[int] = Future()
+      self._pending[key] = future
+    value = page.tobytes() + _TRAILER.pack(_MAGIC, self._checksum(key, page))
+    self._make_room()
+    self._slots.acquire()
+    self.kv_store.write(self.name(key), value).add_done_callback(
+      lambda written: self._written(key, written)
+    )
+    return future
+
+  def _written(self, key: bytes, written: ts.Future) -> None:
+    self._slots.release()
+    error = written.exception()
+    if error is None:
+      self._use([key])
+    else:
+      self._failed("failed_writes", "a page cannot be written", error)
+    with self._lock:
+      future = self._pending.pop(key)
+      self.stats["written_pages"] += error is None
+    if error is None:
+      future.set_result(1)
+    else:
+      future.set_exception(OSError(f"store: a page cannot be written: {error}"))
+    with self._lock:
+      self._writes.notify_all()
+
+  def _make_room(self) -> None:
+    if self._capacity_bytes is None:
+      return
+    victims = []
+    with self._lock:
+      held = len(self._known) + len(self._pending)
+      while self._known and held * self._value_bytes > self._capacity_bytes:
+        victims.append(self._known.popitem(last=False)[0])
+        held -= 1
+      self.stats["evicted_pages"] += len(victims)
+    self._delete(victims)
+
+  def delete(self, keys: Sequence[bytes]) -> int:
+    with self._lock:
+      self._writes.wait_for(lambda: not any(key in self._pending for key in keys))
+    present = self.contains(keys)
+    with self._lock:
+      for key in keys:
+        self._known.pop(key, None)
+    self._delete(keys)
+    return int(np.count_nonzero(present))
+
+  def _delete(self, keys: Sequence[bytes]) -> None:
+    for future in [self.kv_store.write(self.name(key), None) for key in keys]:
+      try:
+        future.result(timeout=self._timeout_s)
+      except (ValueError, TimeoutError) as error:
+        self._failed("failed_writes", "a page cannot be deleted", error)
+
+  # Upkeep.
+
+  def usage(self) -> page_store.StoreUsage:
+    """Without a capacity the store is listed, which may wait for the medium."""
+    with self._lock:
+      pages = len(self._known)
+      pending = len(self._pending)
+    if self._capacity_bytes is None:
+      pages = len(self.list_keys())
+    return page_store.StoreUsage(
+      pages=pages, bytes=pages * self._value_bytes, capacity_bytes=self._capacity_bytes,
+      pending_pages=pending,
+    )  # fmt: skip
+
+  def clear(self) -> None:
+    """Deletes all pages of every namespace."""
+    self.flush()
+    self.kv_store.delete_range(ts.KvStore.KeyRange()).result()
+    with self._lock:
+      self._known.clear()
+
+  def flush(self) -> None:
+    with self._lock:
+      self._writes.wait_for(lambda: not self._pending)
+
+  def close(self) -> None:
+    self.flush()
+
+
+def _settle(future: Future, function: Callable, *arguments) -> None:
+  """Runs a function for a future."""
+  try:
+    future.set_result(function(*arguments))
+  except Exception as error:
+    future.set_exception(error)
+
+
+def _nothing_new(other: Future[int]) -> Future[int]:
+  """Done with 0 when the other is done, failed when it failed."""
+  future: Future[int] = Future()
+
+  def follow(_: Future[int]) -> None:
+    error = other.exception()
+    if error is None:
+      future.set_result(0)
+    else:
+      future.set_exception(error)
+
+  other.add_done_callback(follow)
+  return future
+
+
+def _sum(parts: Sequence[Future[int]]) -> Future[int]:
+  """Done when all parts are, with their sum; failed as soon as all are done and one failed."""
+  total: Future[int] = Future()
+  lock = threading.Lock()
+  left = len(parts)
+
+  def one_done(_: Future[int]) -> None:
+    nonlocal left
+    with lock:
+      left -= 1
+      if left:
+        return
+    errors = [error for part in parts if (error := part.exception())]
+    if errors:
+      total.set_exception(errors[0])
+    else:
+      total.set_result(sum(part.result() for part in parts))
+
+  if not parts:
+    total.set_result(0)
+  for part in parts:
+    part.add_done_callback(one_done)
+  return total
