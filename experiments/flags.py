@@ -45,7 +45,10 @@ def usage_errors() -> Generator[None]:
   """
   try:
     yield
-  except (ValueError, OSError, ImportError) as error:
+  except OSError as error:
+    named = error.filename is not None and error.strerror is not None
+    raise UsageError(f"{error.filename}: {error.strerror}" if named else str(error)) from error
+  except (ValueError, ImportError) as error:
     raise UsageError(_one_line(str(error))) from error
 
 

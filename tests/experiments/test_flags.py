@@ -1,4 +1,5 @@
 import dataclasses
+import pathlib
 import subprocess
 import sys
 from typing import Literal
@@ -138,6 +139,8 @@ def test_flags_cannot_be_taken_twice_or_have_any_type():
 def test_usage_errors_become_one_line():
   with pytest.raises(flags.UsageError, match=r"^first second$"), flags.usage_errors():
     raise ValueError("first\n  second")
+  with pytest.raises(flags.UsageError, match=r"^/nowhere: No such file"), flags.usage_errors():
+    pathlib.Path("/nowhere").read_text()
 
 
 _PROGRAM = """
