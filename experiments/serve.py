@@ -11,11 +11,12 @@ other, first with an empty cache (cold), then again with another question (warm)
 
 import contextlib
 import dataclasses
+import pathlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments import flags, run_folder, serve_report, serve_setup
+from experiments import flags, plots, run_folder, serve_report, serve_setup
 from strata_jax import metrics, recording, serving_loop
 from strata_jax.cache_controller import CacheController
 from strata_jax.config import CacheConfig, ServingConfig
@@ -194,7 +195,7 @@ def _mean(values: Sequence[float]) -> float | None:
   return sum(values) / len(values) if values else None
 
 
-def _write_rows(out, setup: serve_setup.Setup, result: ServingResult) -> None:
+def _write_rows(out: pathlib.Path, setup: serve_setup.Setup, result: ServingResult) -> None:
   decode: Callable[[Sequence[int]], str | None] = lambda ids: None
   if setup.tokenizer is not None:
     decode = setup.tokenizer.decode
@@ -202,7 +203,7 @@ def _write_rows(out, setup: serve_setup.Setup, result: ServingResult) -> None:
     out / "requests.jsonl", ({**r.row(), "text": decode(r.output_ids)} for r in result.requests)
   )
   run_folder.write_jsonl(out / "steps.jsonl", result.steps)
-  serve_report.plot_waterfall(out / "waterfall.png", result.requests)
+  plots.waterfall(out / "waterfall.png", result.requests)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,7 @@
-"""What the serve experiment tells people: a table at the end, a plot of where the time went."""
+"""The table that the serve experiment ends with."""
 
-import importlib
-import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-from strata_jax.metrics import RequestRecord
 
 
 def table(summary: Mapping[str, Any]) -> str:
@@ -26,37 +22,6 @@ def table(summary: Mapping[str, Any]) -> str:
   ]
   width = max(len(name) for name, _ in rows)
   return "\n".join(f"{name:<{width}}   {text}" for name, text in rows)
-
-
-def plot_waterfall(path: pathlib.Path, records: Sequence[RequestRecord]) -> bool:
-  """Draws when each request waited, computed and decoded; False without matplotlib."""
-  try:
-    importlib.import_module("matplotlib").use("agg")
-  except ImportError:
-    return False
-  plt = importlib.import_module("matplotlib.pyplot")
-  figure, axes = plt.subplots(figsize=(9, 1 + 0.16 * max(len(records), 6)), layout="constrained")
-  parts = (
-    ("waits", "arrival_s", "admitted_s", "0.8"),
-    ("prefill", "admitted_s", "first_token_s", "tab:blue"),
-    ("decode", "first_token_s", "over_s", "tab:green"),
-  )
-  for label, start, end, color in parts:
-    bars = [
-      (index, getattr(r, start), getattr(r, end) - getattr(r, start))
-      for index, r in enumerate(records)
-      if getattr(r, start) is not None and getattr(r, end) is not None
-    ]
-    if bars:
-      rows, lefts, widths = zip(*bars, strict=True)
-      axes.barh(rows, widths, left=lefts, height=0.8, color=color, label=label)
-  axes.invert_yaxis()
-  axes.set_xlabel("seconds since the start")
-  axes.set_ylabel("request")
-  axes.legend(loc="upper right", frameon=False)
-  figure.savefig(path, dpi=100)
-  plt.close(figure)
-  return True
 
 
 def _seconds(value: float | None) -> str:
