@@ -4,7 +4,6 @@ NAME is a function `(view: SchedulerView, config: SchedulerConfig) -> StepPlan`.
 colon are those of `strata_jax.scheduler.policies.POLICIES`.
 """
 
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -33,7 +32,8 @@ def load_policy(spec: str, config: SchedulerConfig | None = None) -> Policy:
     raise ValueError(
       f"policy: expected one of {', '.join(POLICIES)}, FILE.py:NAME or module:NAME, got {spec!r}"
     )
-  return functools.partial(load_function(spec), config=config or SchedulerConfig())
+  function, bound = load_function(spec), config or SchedulerConfig()
+  return lambda view: function(view, bound)
 
 
 def load_function(spec: str) -> PolicyFunction:
@@ -49,7 +49,7 @@ def load_function(spec: str) -> PolicyFunction:
     raise ValueError(f"policy {spec!r}: expected a function, got {type(function).__name__}")
   try:
     signature = inspect.signature(function)
-    signature.bind(object(), config=object())
+    signature.bind(object(), object())
   except (TypeError, ValueError) as error:
     raise ValueError(
       f"policy {spec!r}: expected a function of (view, config), got {name}: {error}"

@@ -21,17 +21,24 @@ def admit(round_: Round, candidate: Candidate, load_or_compute: LoadOrCompute) -
   end = chunk_end(candidate, start, round_)
   if end is None:
     return None
-  page_size = round_.page_size
-  new_pages = pages_of(
-    candidate.prompt_tokens + candidate.reserve_tokens - _there(round_, candidate, start, loads),
-    page_size,
-  )
+  load_tokens = sum([load[1] for load in loads]) if loads else 0
+  # All before `start` is there but its own loads.
+  there = start - load_tokens
+  new_pages = pages_of(candidate.prompt_tokens + candidate.reserve_tokens - there, round_.page_size)
   if new_pages > round_.pages_left:
     return None
   pins, pinned_pages = round_.unpinned(candidate, start)
   if new_pages + pinned_pages > round_.pages_left:
     return None
-  return _offer(round_, candidate, loads, start, end, new_pages, pins, pinned_pages)
+  return Offer(
+    Prefill(candidate.request_id, loads, start, end),
+    load_tokens,
+    end - start,
+    new_pages,
+    pins,
+    pinned_pages,
+    load_tokens > 0 or start > candidate.resident_tokens,
+  )
 
 
 def proceed(round_: Round, candidate: Candidate, load_or_compute: LoadOrCompute) -> Offer | None:
@@ -40,15 +47,21 @@ def proceed(round_: Round, candidate: Candidate, load_or_compute: LoadOrCompute)
     return None
   loads, start = load_or_compute(round_, candidate)
   end = chunk_end(candidate, start, round_)
-  return None if end is None else _offer(round_, candidate, loads, start, end, 0, (), 0)
+  if end is None:
+    return None
+  begin = candidate.offset + start
+  load_tokens = sum([load[1] for load in loads])
+  entry = Prefill(candidate.request_id, loads, begin, end)
+  return Offer(entry, load_tokens, end - begin, 0, (), 0, load_tokens > 0)
 
 
 def refuse_impossible(round_: Round, candidate: Candidate) -> bool:
   """Refuses a request that the whole device pool could not hold; says whether it did."""
   capacity = round_.view.capacity_pages
-  pages = pages_of(candidate.prompt_tokens + candidate.reserve_tokens, round_.page_size)
-  if not capacity or pages <= capacity:
+  tokens = candidate.prompt_tokens + candidate.reserve_tokens
+  if not capacity or tokens <= capacity * round_.page_size:
     return False
+  pages = pages_of(tokens, round_.page_size)
   reason = f"needs {pages} device pages of {capacity}"
   round_.refused.append(Refused(candidate.request_id, reason))
   return True
@@ -62,44 +75,3 @@ def chunk_end(candidate: Candidate, start: int, round_: Round) -> int | None:
     return candidate.prompt_tokens
   end -= end % round_.page_size
   return end if end > begin else None
-
-
-def _there(round_: Round, candidate: Candidate, start: int, loads: tuple[object, ...]) -> int:
-  """Tokens before `start` whose pages need no room of this request."""
-  if not round_.loads and not loads:
-    return start
-  there = at = 0
-  for node_id, tokens, state, _ in candidate.path[: candidate.present]:
-    if at >= start:
-      break
-    if state != "host":
-      there += tokens
-    elif node_id in round_.loads:
-      there += min(round_.loads[node_id], tokens)
-    at += tokens
-  return there
-
-
-def _offer(
-  round_: Round,
-  candidate: Candidate,
-  loads: tuple,
-  start: int,
-  end: int,
-  new_pages: int,
-  pins: tuple[int, ...],
-  pinned_pages: int,
-) -> Offer:
-  begin = candidate.offset + start
-  uses_loads = bool(loads)
-  if not uses_loads and round_.loads and candidate.host_tokens:
-    uses_loads = any(span[0] in round_.loads for span in candidate.path[: candidate.present])
-  return Offer(
-    entry=Prefill(candidate.request_id, loads, begin, end),
-    load_tokens=sum(load[1] for load in loads),
-    compute_tokens=end - begin,
-    new_pages=new_pages,
-    pins=pins,
-    pinned_pages=pinned_pages,
-    uses_loads=uses_loads,
-  )

@@ -4,6 +4,8 @@
 decode steps meanwhile; its compute starts when the rest of the load no longer bounds it.
 """
 
+import math
+
 from strata_jax.scheduler.round import Round
 
 
@@ -26,13 +28,14 @@ def may_resume(round_: Round) -> bool:
   parked = round_.view.parked
   if parked is None:
     return False
-  if parked.load_tokens_left <= 0 or not round_.decode:
+  config = round_.config
+  if parked.load_tokens_left <= 0 or not round_.decode or not config.bubble_filling:
     return True
-  if not round_.config.layerwise:
+  if round_.ratio_limit == math.inf:  # nothing is loading-bound
+    return True
+  if not config.layerwise:
     return False
-  if round_.ratio_limit == float("inf"):
-    return True
-  if round_.config.balance_by == "predicted_seconds":
+  if config.balance_by == "predicted_seconds":
     costs = round_.view.costs
     return not round_.loading_bound(
       parked.load_tokens_left * costs.load_s_per_token,

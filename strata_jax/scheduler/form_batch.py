@@ -88,20 +88,23 @@ class _Batch:
     """Takes a request and, right behind it, those that share what it loads (rule 3)."""
     round_, config = self._round, self._round.config
     self.done.add(index)
-    round_.take(round_.candidate(index), offer)
+    chosen, loads = round_.candidate(index), round_.loads
+    round_.take(chosen, offer)
     if not config.bundles or not offer.entry.loads:
       return
-    for other in self._sharing(offer):
+    for other in self._sharing(chosen):
       if round_.full:
         return
       if other in self.done:
         continue
       candidate = round_.candidate(other)
-      shared = sum(
-        min(span.tokens, round_.loads.get(span.node_id, 0))
-        for span in candidate.path[: candidate.present]
-        if span.state == "host"
-      )
+      shared = 0
+      for node_id, tokens, state, _ in candidate.path[: candidate.present]:
+        if state == "host":
+          loaded = loads.get(node_id)
+          if loaded is None:
+            break
+          shared += min(tokens, loaded)
       # What it must load beyond the batch's loads, however much of that it would compute instead.
       extra = candidate.host_tokens - shared
       if shared < config.bundle_min_shared_tokens or extra > config.bundle_slack_tokens:
@@ -115,18 +118,20 @@ class _Batch:
       round_.take(candidate, joined)
       round_.bundled.append(candidate.request_id)
 
-  def _sharing(self, offer: Offer) -> list[int]:
-    """Members of the line that name a node of the offer's loads, in the order of the line."""
+  def _sharing(self, candidate: Candidate) -> list[int]:
+    """Members of the line that share loads with the candidate, in the order of the line.
+
+    Paths of a tree that share any host node share the first one, where loading begins.
+    """
     if self._sharers is None:
       sharers: dict[int, list[int]] = {}
-      for place, index in enumerate(self._line):
-        candidate = self._round.candidate(index)
-        if candidate.host_tokens:
-          for span in candidate.path[: candidate.present]:
-            if span[2] == "host":
-              sharers.setdefault(span[0], []).append(place)
+      waiting = self._round.view.waiting
+      for index in self._line:
+        for node_id, _, state, _ in waiting[index].path:
+          if state == "host":
+            sharers.setdefault(node_id, []).append(index)
+            break
+          if state != "device" and state != "loading":
+            break
       self._sharers = sharers
-    places: set[int] = set()
-    for load in offer.entry.loads:
-      places.update(self._sharers.get(load.node_id, ()))
-    return [self._line[place] for place in sorted(places)]
+    return self._sharers[candidate.first_host]

@@ -62,8 +62,8 @@ def continue_prefills(round_: Round, load_or_compute: LoadOrCompute) -> None:
       request.request_id,
       request.path,
       request.tail_tokens,
-      arrived=-1,
-      offset=request.context_tokens,
+      -1,
+      request.context_tokens,
     )
     offer = proceed(round_, candidate, load_or_compute)
     if offer is None:

@@ -86,9 +86,21 @@ def ready(round_: Round) -> list[int]:
 
 def in_line(round_: Round, found: Sequence[int], ordered: Sequence[int]) -> list[int]:
   """Urgent requests, then the front, then `ordered`; the first two in arrival order (rule 8)."""
-  waiting = round_.view.waiting
-  urgent = [index for index in found if round_.is_urgent(waiting[index])]
-  front = [index for index in found if waiting[index].front]
+  waiting, config = round_.view.waiting, round_.config
+  bypasses, deferrals = config.max_bypasses, config.max_deferrals
+  postponements = config.max_postponements
+  urgent: list[int] = []
+  front: list[int] = []
+  for index in found:
+    request = waiting[index]
+    if (
+      request.bypasses >= bypasses
+      or request.deferrals >= deferrals
+      or request.postponements >= postponements
+    ):
+      urgent.append(index)
+    elif request.front:
+      front.append(index)
   if not urgent and not front:
     return list(ordered)
   return list(dict.fromkeys((*urgent, *front, *ordered)))

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from strata_jax.scheduler import views
 from strata_jax.scheduler.config import PROFILED, SchedulerConfig
 
-PRESENT = frozenset(("device", "loading", "host"))
 MISSING_ANYWAY = frozenset(("in_queue", "storage", "prefetching"))  # computing claims these
 _DEFAULT_RATIO = 100.0
 
@@ -20,8 +19,8 @@ class Candidate:
   """Numbers of a waiting (or prefilling) request, computed once a view."""
 
   __slots__ = (
-    "arrived", "host_tokens", "offset", "path", "present", "prompt_tokens", "request_id",
-    "reserve_tokens", "resident_tokens",
+    "_prompt_tokens", "arrived", "first_host", "host_tokens", "offset", "path", "present",
+    "request_id", "reserve_tokens", "resident_tokens", "tail_tokens",
   )  # fmt: skip
 
   def __init__(
@@ -29,32 +28,42 @@ class Candidate:
     request_id: int,
     path: tuple[views.Span, ...],
     tail_tokens: int,
-    *,
     arrived: int,
     offset: int = 0,
     reserve_tokens: int = 0,
   ) -> None:
     self.request_id = request_id
+    self.path = path
+    self.tail_tokens = tail_tokens
     self.arrived = arrived  # index in view.waiting; -1: it runs already
     self.offset = offset  # prompt position where `path` starts
-    self.path = path
     self.reserve_tokens = reserve_tokens
     present = resident = host = 0
-    missing = tail_tokens
-    for span in path:
-      state = span[2]
-      if missing == tail_tokens and state in PRESENT:
-        present += 1
-        if state == "host":
-          host += span[1]
-        else:
-          resident += span[1]
+    first_host = -1
+    for node_id, tokens, state, _ in path:
+      if state == "host":
+        if not host:
+          first_host = node_id
+        host += tokens
+      elif state == "device" or state == "loading":
+        resident += tokens
       else:
-        missing += span[1]
+        break
+      present += 1
     self.present = present  # spans of the hit: the longest prefix on device, loading or on host
     self.resident_tokens = resident  # of the hit, on the device or loading
     self.host_tokens = host  # of the hit, on host
-    self.prompt_tokens = offset + resident + host + missing
+    self.first_host = first_host  # node where the host part of the hit begins; -1: none
+
+    self._prompt_tokens = -1
+
+  @property
+  def prompt_tokens(self) -> int:
+    if self._prompt_tokens < 0:
+      hit = self.offset + self.resident_tokens + self.host_tokens
+      missing = sum([span[1] for span in self.path[self.present :]])
+      self._prompt_tokens = hit + missing + self.tail_tokens
+    return self._prompt_tokens
 
   @property
   def hit_tokens(self) -> int:
@@ -122,12 +131,9 @@ class Round:
     if found is None:
       request = self.view.waiting[index]
       found = self._candidates[index] = Candidate(
-        request.request_id,
-        request.path,
-        request.tail_tokens,
-        arrived=index,
-        reserve_tokens=request.output_reserve_tokens,
-      )
+        request.request_id, request.path, request.tail_tokens, index, 0,
+        request.output_reserve_tokens,
+      )  # fmt: skip
     return found
 
   def is_urgent(self, request: views.RequestView) -> bool:
