@@ -1,20 +1,58 @@
 """CacheController: the one owner of what page of which tier holds what.
 
 Turns plans into work and completions into tree states. No clock: times are handed in and only
-passed on. Deterministic: the same calls give the same slots.
+passed on. Deterministic: the same calls give the same slots. The parts are in
+`strata_jax/controller/`.
 """
 
+import bisect
+from collections.abc import Mapping, Sequence
+
 from strata_jax.config import CacheConfig, ServingConfig
+from strata_jax.controller import admission, view_builder
+from strata_jax.controller.checks import check_controller
+from strata_jax.controller.publishing import end_growth, path_below, publish
+from strata_jax.controller.request_state import RequestState, output_limit
 from strata_jax.controller.results import Admission, Applied, ControllerStats
-from strata_jax.executors.protocol import Event, StepWork
-from strata_jax.scheduler.views import Costs, SchedulerView, StepPlan
+from strata_jax.controller.tiers import CacheTiers
+from strata_jax.executors.protocol import (
+  BackupDone,
+  DecodeWork,
+  Event,
+  LoadDone,
+  LoadWork,
+  PrefillWork,
+  StepDone,
+  StepWork,
+)
+from strata_jax.radix_tree import DEVICE, HiRadixTree
+from strata_jax.scheduler.views import (
+  Budgets,
+  Costs,
+  Deferred,
+  Prefill,
+  Refused,
+  RequestView,
+  SchedulerView,
+  StepPlan,
+)
 from strata_jax.workloads.request import Request
 
 __all__ = ["Admission", "Applied", "CacheController", "ControllerStats"]
 
+Outputs = tuple[tuple[int, tuple[int, ...]], ...]  # (request id, its new tokens)
+
 
 class CacheController:
-  """Metadata of the device and host tiers, and of every request in the system."""
+  """Metadata of the device and host tiers, and of every request in the system.
+
+  Args:
+    cache: the tiers and how pages move down.
+    serving: budgets of a step and of the running set, shown to the scheduler.
+    fingerprint: names model and layout in the page keys of lower tiers.
+    context_tokens: longest prompt with its output; None: only the device pool limits it.
+    costs: shown to the scheduler.
+  """
 
   def __init__(
     self,
@@ -27,40 +65,501 @@ class CacheController:
   ) -> None:
     self.cache = cache
     self.serving = serving
+    self.costs = costs
+    self.context_tokens = context_tokens
     self.stats = ControllerStats()
+    self.tiers = CacheTiers(cache, fingerprint, self.stats)
+    self._budgets = Budgets(
+      page_size=cache.page_size,
+      step_tokens=serving.step_tokens,
+      batch_requests=serving.batch_requests,
+      running_requests=serving.running_requests,
+      decode_steps=serving.decode_steps,
+    )
+    self._states: dict[int, RequestState] = {}
+    self._waiting: list[RequestState] = []  # in arrival order
+    self._running: dict[int, RequestState] = {}  # in admission order
+    self._waiting_views: tuple[RequestView, ...] | None = ()  # None: to be made
+    self._sequence = 0
+    self._version = 0
+    self._next_step = 0
+    self._step: StepWork | None = None  # the computing step under way
+
+  @property
+  def tree(self) -> HiRadixTree:
+    return self.tiers.tree
+
+  # -- requests come ------------------------------------------------------------------------------
 
   def add(self, request: Request, now_s: float) -> str | None:
-    """Takes a request in. None: it waits; text: why it can never run (nothing changed)."""
-    raise NotImplementedError
+    """Takes a request in. None: it waits; text: why it can never run (nothing changed).
+
+    Raises ValueError for an id that is in the system already.
+    """
+    if request.request_id in self._states:
+      raise ValueError(f"expected a new request id, got {request.request_id}, which is under way")
+    prompt, outputs = len(request.prompt_ids), output_limit(request)
+    if not prompt:
+      return "empty prompt"
+    if self.context_tokens is not None and prompt + outputs > self.context_tokens:
+      return (
+        f"prompt of {prompt} and output of {outputs} tokens exceed "
+        f"the context of {self.context_tokens} tokens"
+      )
+    pages = -(-(prompt + max(outputs - 1, 0)) // self.cache.page_size)  # the last has no KV
+    if pages > self.cache.device_pages:
+      return (
+        f"prompt of {prompt} and output of {outputs} tokens need {pages} pages, "
+        f"the device pool has {self.cache.device_pages}"
+      )
+    arrival_s = now_s if request.arrival_s is None else request.arrival_s
+    root = self.tree.root(request.salt, request.adapter) if self.cache.enabled else None
+    state = RequestState(request, self._sequence, arrival_s, root)
+    self._sequence += 1
+    self._states[request.request_id] = state
+    self._wait(state)
+    return None
+
+  # -- plans --------------------------------------------------------------------------------------
 
   def view(self, now_s: float) -> SchedulerView:
-    """The frozen state a plan is made from."""
-    raise NotImplementedError
+    """The frozen state a plan is made from. Publishes decoded pages; chunked prompts catch up."""
+    tiers, running = self.tiers, self._running.values()
+    admission.catch_up(tiers, running)
+    for state in running:
+      if state.phase == "decode" and not state.in_step:
+        publish(tiers, state, self._whole_pages(state.context_tokens))
+    self._version += 1
+    prefilling = [state for state in running if state.phase != "decode"]
+    return SchedulerView(
+      version=self._version,
+      waiting=self._view_waiting(),
+      running=tuple([view_builder.running_view(s, tiers, self.cache) for s in running]),
+      parked=view_builder.parked_view(prefilling, tiers),
+      in_flight=view_builder.in_flight_view(prefilling),
+      loading=view_builder.loading_view(tiers),
+      free_pages=tiers.device.free_pages,
+      evictable_pages=tiers.tree.pages[DEVICE].evictable,
+      capacity_pages=self.cache.device_pages,
+      budgets=self._budgets,
+      costs=self.costs,
+      now_s=now_s,
+    )
 
   def apply(self, plan: StepPlan, now_s: float) -> Applied:
-    """Carries a plan out in the metadata and returns the work to launch."""
-    raise NotImplementedError
+    """Carries a plan out in the metadata and returns the work to launch.
 
-  def complete(self, event: Event, now_s: float) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Takes an executor's event in; returns (request id, its new tokens) of a finished step."""
-    raise NotImplementedError
+    Entries that no longer fit what is held are dropped whole and named in `stale`.
 
-  def finish(self, request_id: int, now_s: float, *, output_tokens: int | None = None) -> None:
-    """The request is over; its whole pages stay, of its output at most `output_tokens`."""
-    raise NotImplementedError
-
-  def abort(self, request_id: int, now_s: float) -> None:
-    """Takes a request out, in any phase; unknown ids (already over) are ignored."""
-    raise NotImplementedError
+    Raises:
+      ValueError: a plan for the latest view that no state of the cache could make right.
+      RuntimeError: a computing step is under way.
+    """
+    if self._step is not None:
+      raise RuntimeError(f"step {self._step.step_id} is under way: no plan until its StepDone")
+    if plan.version > self._version:
+      raise ValueError(f"plan.version: expected at most {self._version}, got {plan.version}")
+    stale: list[int] = []
+    refused = tuple(refusal for refusal in plan.refused if self._refuse(refusal, stale))
+    preempted = tuple(i for i in plan.preempt if self._preempt(i, stale))
+    will_load: set = set()
+    pinned = [p for entry in plan.prefill if (p := self._pin(plan, entry, will_load, stale))]
+    decodes = self._decode(plan, stale)
+    admitted, loads, parked_loads, prefills = self._prefill(plan, pinned, stale)
+    resumed: list[int] = []
+    for request_id in plan.resume:
+      state = self._running.get(request_id)
+      if state is None or state.phase != "parked":
+        stale.append(request_id)
+        continue
+      state.phase = "prefill"
+      resumed.append(request_id)
+      prefills.append(self._prefill_work(state))
+    self._note_waits(plan)
+    self.stats.stale_entries += len(stale)
+    return Applied(
+      work=self._work(loads, parked_loads, prefills, decodes, plan.decode_steps),
+      admitted=tuple(admitted),
+      refused=refused,
+      preempted=preempted,
+      stale=tuple(stale),
+      resumed=tuple(resumed),
+    )
 
   def flush(self, now_s: float) -> StepWork | None:
     """Backups that wait for a step to ride in, as work of their own."""
-    raise NotImplementedError
+    return self._work([], [], [], [], 1)
+
+  # -- completions --------------------------------------------------------------------------------
+
+  def complete(self, event: Event, now_s: float) -> Outputs:
+    """Takes an executor's event in; returns (request id, new tokens) of a finished step.
+
+    Raises ValueError for a transfer or step that is not under way.
+    """
+    if isinstance(event, LoadDone):
+      self.tiers.load_done(event)
+    elif isinstance(event, BackupDone):
+      self.tiers.backup_done(event)
+    else:
+      return self._step_done(event)
+    return ()
+
+  def finish(self, request_id: int, now_s: float, *, output_tokens: int | None = None) -> None:
+    """The request is over; its whole pages stay, of its output at most `output_tokens`.
+
+    (Outputs of earlier steps are in the tree already and stay.) Raises ValueError unless it runs.
+    """
+    state = self._running.get(request_id)
+    if state is None:
+      raise ValueError(f"expected the id of a running request, got {request_id}")
+    keep = state.length
+    if output_tokens is not None:
+      keep = min(keep, len(state.request.prompt_ids) + output_tokens)
+    self.stats.finished += 1
+    self._leave(state, keep)
+
+  def abort(self, request_id: int, now_s: float) -> None:
+    """Takes a request out, in any phase; unknown ids (already over) are ignored.
+
+    What it computed stays in the cache. While its step is under way it keeps its pages.
+    """
+    state = self._states.get(request_id)
+    if state is None or state.over:
+      return
+    self.stats.aborted += 1
+    if state.phase == "waiting":
+      self._drop_waiting(state)
+    else:
+      self._leave(state, state.length)
 
   def reset(self) -> None:
     """Empties every tier. Raises RuntimeError, changing nothing, while anything is in use."""
-    raise NotImplementedError
+    if self._states or self.tiers.transfers or self._step is not None:
+      raise RuntimeError(
+        f"expected nothing in use, got {len(self._states)} requests and "
+        f"{len(self.tiers.transfers)} transfers"
+      )
+    self.tiers.clear()
 
   def check(self) -> None:
-    """Raises AssertionError when an invariant is broken."""
-    raise NotImplementedError
+    """Raises AssertionError when an invariant is broken. Looks at everything: for tests."""
+    check_controller(self.tiers, self._states.values(), self._waiting, self._running.values())
+
+  # -- inside: waiting ----------------------------------------------------------------------------
+
+  def _wait(self, state: RequestState) -> None:
+    admission.enter_waiting(self.tiers, state)
+    bisect.insort(self._waiting, state, key=lambda state: state.sequence)
+    self._waiting_views = None
+    state.view = None
+
+  def _stop_waiting(self, state: RequestState) -> None:
+    self._waiting.remove(state)
+    self._waiting_views = None
+
+  def _drop_waiting(self, state: RequestState) -> None:
+    self._stop_waiting(state)
+    admission.leave_waiting(self.tiers, state)
+    del self._states[state.request_id]
+
+  def _view_waiting(self) -> tuple[RequestView, ...]:
+    dirty = self.tree.dirty_waiters
+    if dirty:
+      for state in dirty:
+        state.view = None
+      dirty.clear()
+      self._waiting_views = None
+    if self._waiting_views is None:
+      for state in self._waiting:
+        if state.view is None:
+          state.view = view_builder.waiting_view(state, self.cache)
+      self._waiting_views = tuple([s.view for s in self._waiting if s.view is not None])
+    return self._waiting_views
+
+  def _refuse(self, refusal: Refused, stale: list[int]) -> bool:
+    state = self._states.get(refusal.request_id)
+    if state is None or state.phase != "waiting":
+      stale.append(refusal.request_id)
+      return False
+    self.stats.refused += 1
+    self._drop_waiting(state)
+    return True
+
+  def _note_waits(self, plan: StepPlan) -> None:
+    """Counts the rounds of those who were deferred, postponed or passed over."""
+    for deferred in plan.deferred:
+      state = self._states.get(deferred.request_id)
+      if state is not None and state.phase == "waiting":
+        self._defer(state, deferred)
+    for request_id in plan.postponed:
+      state = self._states.get(request_id)
+      if state is None or state.phase != "waiting":
+        continue
+      state.postponements += 1
+      if state.front and not any(self._is_in_flight(node_id) for node_id in state.after):
+        state.front, state.after, state.progress = False, (), None  # it has been considered
+      self._changed(state)
+    for request_id in plan.bypassed:
+      state = self._states.get(request_id)
+      if state is not None and state.phase == "waiting":
+        state.bypasses += 1
+        self._changed(state)
+
+  def _changed(self, state: RequestState) -> None:
+    state.view = None
+    self._waiting_views = None
+
+  def _defer(self, state: RequestState, deferred: Deferred) -> None:
+    """A deferral counts once it turns out that the producer made no progress since."""
+    if state.progress is not None and self._progress(state.after) <= state.progress:
+      state.deferrals += 1
+    state.front = True
+    state.after = deferred.waits_on
+    state.progress = self._progress(deferred.waits_on)
+    for node_id in deferred.waits_on:
+      node = self.tree.nodes.get(node_id)
+      if node is not None:
+        if state.delayed_end <= state.delayed_start:
+          state.delayed_start = node.start
+        state.delayed_start = min(state.delayed_start, node.start)
+        state.delayed_end = max(state.delayed_end, node.end)
+    self._changed(state)
+
+  def _is_in_flight(self, node_id: int) -> bool:
+    node = self.tree.nodes.get(node_id)
+    return node is not None and node.state == "in_flight"
+
+  def _progress(self, node_ids: Sequence[int]) -> int:
+    """How far the nodes are computed, as a sum of prompt positions."""
+    position = 0
+    for node_id in node_ids:
+      node = self.tree.nodes.get(node_id)
+      if node is None:
+        continue
+      if node.slots[DEVICE] is not None:
+        position += node.end
+      elif node.producers:
+        producer = next(iter(node.producers))
+        position += max(node.start, min(node.end, producer.context_tokens))
+      else:
+        position += node.start
+    return position
+
+  # -- inside: running ----------------------------------------------------------------------------
+
+  def _pin(
+    self, plan: StepPlan, entry: Prefill, will_load: set, stale: list[int]
+  ) -> admission.Pinned | None:
+    state = self._states.get(entry.request_id)
+    if state is None or state.over or state.phase not in ("waiting", "prefill"):
+      stale.append(entry.request_id)
+      return None
+    wrong = admission.malformed(state, entry, self.cache.page_size)
+    if wrong is not None and plan.version == self._version:
+      raise ValueError(f"plan for request {entry.request_id}: expected {wrong}")
+    pinned = None if wrong else admission.pin(self.tiers, state, entry, will_load)
+    if pinned is None:
+      stale.append(entry.request_id)
+    return pinned
+
+  def _prefill(
+    self, plan: StepPlan, entries: Sequence[admission.Pinned], stale: list[int]
+  ) -> tuple[list[Admission], list[LoadWork], list[int], list[PrefillWork]]:
+    """Admits and continues: (admissions, loads, ids of parked loads, chunks to compute)."""
+    admitted: list[Admission] = []
+    loads: list[LoadWork] = []
+    parked_loads: list[int] = []
+    prefills: list[PrefillWork] = []
+    for pinned in entries:
+      state = pinned.state
+      if state.phase == "waiting":
+        outcome = admission.admit(self.tiers, pinned)
+      else:
+        outcome = admission.proceed(self.tiers, pinned)
+      pinned.release(self.tiers)
+      if outcome is None:
+        stale.append(state.request_id)
+        continue
+      admitted_now, load = outcome
+      if load is not None:
+        loads.append(load)
+      if admitted_now is not None:
+        admitted.append(admitted_now)
+        self._stop_waiting(state)
+        self._running[state.request_id] = state
+        state.admitted_before = True
+        state.front, state.after, state.progress = False, (), None
+      state.chunk_start, state.chunk_end = pinned.start, pinned.end
+      if state.request_id in plan.park:
+        state.phase = "parked"
+        if load is not None:
+          parked_loads.append(load.transfer_id)
+      else:
+        state.phase = "prefill"
+        prefills.append(self._prefill_work(state))
+    return admitted, loads, parked_loads, prefills
+
+  def _prefill_work(self, state: RequestState) -> PrefillWork:
+    start, end = state.chunk_start, state.chunk_end
+    state.in_step = True
+    transfers = self.tiers.transfers
+    state.load_ids = [i for i in dict.fromkeys(state.load_ids) if i in transfers]
+    return PrefillWork(
+      request_id=state.request_id,
+      token_ids=state.tokens[start:end],
+      start=start,
+      page_table=state.pages[: -(-end // self.cache.page_size)].copy(),
+      samples=end == state.prompt_tokens,
+      waits_for=tuple(state.load_ids),
+    )
+
+  def _decode(self, plan: StepPlan, stale: list[int]) -> list[DecodeWork]:
+    """Gives those who decode the pages for all steps of the plan."""
+    steps, page_size = plan.decode_steps, self.cache.page_size
+    chosen: list[tuple[RequestState, int]] = []  # with the length of its page table
+    wanted = 0
+    for request_id in plan.decode:
+      state = self._running.get(request_id)
+      if state is None or state.phase != "decode" or state.over:
+        stale.append(request_id)
+        continue
+      total = -(-(state.context_tokens + steps) // page_size)
+      more = max(total - state.page_count, 0)
+      if more and not self.tiers.fits(wanted + more):
+        stale.append(request_id)
+        continue
+      wanted += more
+      chosen.append((state, total))
+    slots = self.tiers.allocate(wanted) if wanted else None
+    taken = 0
+    works: list[DecodeWork] = []
+    for state, total in chosen:
+      more = total - state.page_count
+      if more > 0 and slots is not None:
+        state.reserve_pages(total)
+        state.set_pages(state.page_count, slots[taken : taken + more], own=True)
+        state.page_count = total
+        state.held_pages += more
+        taken += more
+      state.in_step = True
+      works.append(
+        DecodeWork(
+          request_id=state.request_id,
+          token_id=state.last_token,
+          position=state.context_tokens,
+          page_table=state.pages[:total].copy(),
+        )
+      )
+    return works
+
+  def _work(
+    self,
+    loads: list[LoadWork],
+    parked_loads: list[int],
+    prefills: list[PrefillWork],
+    decodes: list[DecodeWork],
+    decode_steps: int,
+  ) -> StepWork | None:
+    backups = self.tiers.start_backups()
+    if not (loads or backups or prefills or decodes):
+      return None
+    work = StepWork(
+      step_id=self._next_step,
+      loads=tuple(loads),
+      backups=backups,
+      prefills=tuple(prefills),
+      decodes=tuple(decodes),
+      decode_steps=decode_steps,
+      parked_loads=tuple(parked_loads),
+    )
+    self._next_step += 1
+    if work.computes:
+      self._step = work
+    return work
+
+  def _step_done(self, event: StepDone) -> Outputs:
+    step = self._step
+    if step is None or step.step_id != event.step_id:
+      raise ValueError(f"expected the step under way, got {event.step_id}")
+    self._step = None
+    outputs: list[tuple[int, tuple[int, ...]]] = []
+    for prefill in step.prefills:
+      state = self._states[prefill.request_id]
+      state.in_step = False
+      state.context_tokens = state.chunk_end
+      publish(self.tiers, state, self._whole_pages(state.chunk_end))
+      if prefill.samples:
+        state.phase = "decode"
+        state.tip = state.leaf  # nothing of it is in flight any more
+        self._append(state, event.tokens, outputs)
+      self._leave_if_over(state)
+    for decode in step.decodes:
+      state = self._states[decode.request_id]
+      state.in_step = False
+      before = state.length
+      self._append(state, event.tokens, outputs)
+      state.context_tokens += state.length - before
+      self._leave_if_over(state)
+    return tuple(outputs)
+
+  def _append(
+    self,
+    state: RequestState,
+    tokens: Mapping[int, tuple[int, ...]],
+    outputs: list[tuple[int, tuple[int, ...]]],
+  ) -> None:
+    new = tuple(tokens.get(state.request_id, ()))
+    if not new and not state.over:
+      raise ValueError(f"expected tokens of request {state.request_id} in its StepDone, got none")
+    state.append(new)
+    if not state.over:
+      outputs.append((state.request_id, new))
+
+  def _preempt(self, request_id: int, stale: list[int]) -> bool:
+    state = self._running.get(request_id)
+    if state is None or state.over:
+      stale.append(request_id)
+      return False
+    self.stats.preempted += 1
+    state.computed_tokens = max(state.computed_tokens, state.context_tokens)
+    self._release(state, state.context_tokens)
+    del self._running[request_id]
+    state.prompt_tokens = state.length
+    state.context_tokens = 0
+    state.deferrals = state.postponements = state.bypasses = 0
+    state.delayed_start = state.delayed_end = 0
+    self._wait(state)
+    return True
+
+  def _leave(self, state: RequestState, keep_tokens: int) -> None:
+    """A running request is over: now, or when its step is done."""
+    state.over = True
+    state.keep_tokens = keep_tokens
+    if not state.in_step:
+      self._leave_if_over(state)
+
+  def _leave_if_over(self, state: RequestState) -> None:
+    if state.over:
+      self._release(state, min(state.keep_tokens, state.context_tokens))
+      del self._running[state.request_id]
+      del self._states[state.request_id]
+
+  def _release(self, state: RequestState, keep_tokens: int) -> None:
+    """Publishes what is left to publish; gives back locks, transient nodes and own pages."""
+    tiers, tree = self.tiers, self.tree
+    publish(tiers, state, self._whole_pages(min(keep_tokens, state.context_tokens)))
+    end_growth(tiers, state)
+    leaf, tip = state.leaf, state.tip
+    if leaf is not None and tip is not None:
+      if tip.end > leaf.end:
+        for node in path_below(tip, leaf):
+          node.producers.pop(state, None)
+          tree.changed(node)
+      tree.unlock(leaf, DEVICE)
+      tree.prune(tip if tip.end > leaf.end else leaf)
+    state.load_ids = []
+    tiers.device.free(admission.freed_slots(state))
+
+  def _whole_pages(self, tokens: int) -> int:
+    return tokens // self.cache.page_size * self.cache.page_size

@@ -111,7 +111,7 @@ class HiRadixTree:
     self.nodes: dict[int, Node] = {}  # all but the roots
     self.pages = (TierPages(), TierPages())  # by tier
     self.dirty_waiters: set[Any] = set()  # whose path changed; emptied by the tree's user
-    self.lock_changes = 0  # counts locks and unlocks, so that users can cache what depends on them
+    self.lock_changes = 0  # of device locks: what depends on them can be cached
     self._roots: dict[tuple[str, str], Node] = {}
     self._next_id = 0
     self._next_order = 0
@@ -139,7 +139,7 @@ class HiRadixTree:
     position = 0
     path: list[Node] = []
     while node is not None and position < end:
-      node = node.children.get(self._key(tokens, position))
+      node = node.children.get(self.page_key(tokens, position))
       if node is None:
         break
       shared = self._shared(node, tokens, position, end)
@@ -148,6 +148,16 @@ class HiRadixTree:
       if shared < len(node.tokens):
         break
     return Match(tuple(path), position)
+
+  def roots(self) -> Iterator[Node]:
+    """The roots of all namespaces in use."""
+    return iter(self._roots.values())
+
+  def page_key(self, tokens: np.ndarray, position: int) -> Any:
+    """The key of the child whose first page is the one of `tokens` at `position`."""
+    if self.page_size == 1:
+      return int(tokens[position])
+    return tokens[position : position + self.page_size].tobytes()
 
   # -- growing ------------------------------------------------------------------------------------
 
@@ -193,7 +203,7 @@ class HiRadixTree:
     """
     path: list[Node] = []
     while start < end:
-      key = self._key(tokens, start)
+      key = self.page_key(tokens, start)
       child = node.children.get(key)
       if child is None:
         child = Node(
@@ -229,10 +239,10 @@ class HiRadixTree:
     self._next_id += 1
     self.nodes[upper.id] = upper
     self.nodes[node.id] = node
-    parent.children[self._key(upper.tokens, 0)] = upper
+    parent.children[self.page_key(upper.tokens, 0)] = upper
     node.tokens = node.tokens[tokens:]
     node.parent = upper
-    upper.children[self._key(node.tokens, 0)] = node
+    upper.children[self.page_key(node.tokens, 0)] = node
     for tier in TIERS:
       slots = node.slots[tier]
       if slots is not None:
@@ -291,13 +301,23 @@ class HiRadixTree:
     self.changed(node)
 
   def grow(self, node: Node, tokens: np.ndarray, slots: np.ndarray) -> None:
-    """Replaces a locked device leaf's tokens and slots by longer ones that begin with them."""
+    """Replaces a locked device leaf's tokens and slots by longer ones that begin with them.
+
+    Views are kept as such until `end_growth`.
+    """
+    node.growing = True
     self.pages[DEVICE].held += len(slots) - len(node.slots[DEVICE])
     node.end += len(tokens) - len(node.tokens)
     node.tokens = tokens
     node.slots[DEVICE] = slots
     node.prefix_hash = None
     self.changed(node)
+
+  def end_growth(self, node: Node) -> None:
+    """Makes a growing node an ordinary one, which owns its tokens and slots."""
+    node.growing = False
+    node.tokens = node.tokens.copy()
+    node.slots[DEVICE] = node.slots[DEVICE].copy()
 
   # -- shrinking ----------------------------------------------------------------------------------
 
@@ -331,7 +351,7 @@ class HiRadixTree:
             break
         return
       self._remember(node)
-      del parent.children[self._key(node.tokens, 0)]
+      del parent.children[self.page_key(node.tokens, 0)]
       del self.nodes[node.id]
       node = parent
 
@@ -380,7 +400,7 @@ class HiRadixTree:
 
   def lock(self, node: Node, tier: int) -> None:
     """Keeps the slots of the path down to `node` from being evicted; counted."""
-    self.lock_changes += 1
+    self.lock_changes += tier == DEVICE
     step: Node | None = node
     while step is not None:
       self._lock_one(step, tier)
@@ -388,12 +408,12 @@ class HiRadixTree:
 
   def lock_below(self, node: Node, tier: int) -> None:
     """As `lock`, for a node whose parent the caller holds locked already."""
-    self.lock_changes += 1
+    self.lock_changes += tier == DEVICE
     self._lock_one(node, tier)
 
   def unlock(self, node: Node, tier: int) -> None:
     """Takes back one `lock` of the path down to `node`."""
-    self.lock_changes += 1
+    self.lock_changes += tier == DEVICE
     step: Node | None = node
     while step is not None:
       locks = step.locks[tier]
@@ -427,11 +447,6 @@ class HiRadixTree:
     return self.history.lookup(self._page_hashes(node))
 
   # -- inside -------------------------------------------------------------------------------------
-
-  def _key(self, tokens: np.ndarray, position: int) -> Any:
-    if self.page_size == 1:
-      return int(tokens[position])
-    return tokens[position : position + self.page_size].tobytes()
 
   def _shared(self, node: Node, tokens: np.ndarray, start: int, end: int) -> int:
     """Tokens that the node shares with `tokens[start:end]`, in whole pages."""

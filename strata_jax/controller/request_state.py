@@ -1,0 +1,148 @@
+"""All that the controller keeps of one request."""
+
+from typing import Literal
+
+import numpy as np
+
+from strata_jax.radix_node import Node
+from strata_jax.scheduler.views import RequestView
+from strata_jax.workloads.request import Request
+
+Phase = Literal["waiting", "prefill", "parked", "decode"]
+
+
+class RequestState:
+  """A request in the system: its tokens, its page table, and its place in the tree.
+
+  While it waits, it stands in `waiters` of every node of its path down to `tip`. While it runs, it
+  holds a device lock on the path down to `leaf`, and stands in `producers` of the nodes from there
+  down to `tip`.
+  """
+
+  __slots__ = (
+    "admitted_before",
+    "after",
+    "arrival_s",
+    "bypasses",
+    "cap_tokens",
+    "chunk_end",
+    "chunk_start",
+    "computed_tokens",
+    "context_tokens",
+    "counted_tokens",
+    "deferrals",
+    "delayed_end",
+    "delayed_start",
+    "front",
+    "growing",
+    "held_pages",
+    "held_valid_at",
+    "in_step",
+    "keep_tokens",
+    "last_token",
+    "leaf",
+    "length",
+    "load_ids",
+    "max_length",
+    "over",
+    "owned",
+    "page_count",
+    "pages",
+    "phase",
+    "postponements",
+    "progress",
+    "prompt_tokens",
+    "request",
+    "request_id",
+    "root",
+    "sequence",
+    "tip",
+    "tokens",
+    "view",
+  )
+
+  def __init__(self, request: Request, sequence: int, arrival_s: float, root: Node | None) -> None:
+    prompt = len(request.prompt_ids)
+    self.request = request
+    self.request_id = request.request_id
+    self.sequence = sequence  # of arrival
+    self.arrival_s = arrival_s
+    self.phase: Phase = "waiting"
+    self.max_length = prompt + output_limit(request)
+    self.tokens = np.empty(self.max_length, np.int32)  # prompt, then outputs
+    self.tokens[:prompt] = request.prompt_ids
+    self.length = prompt  # known tokens
+    self.prompt_tokens = prompt  # grows by the outputs when it is preempted
+    self.last_token = -1  # the newest output, whose KV is not written
+    self.cap_tokens = 0  # what its path may cover
+    self.context_tokens = 0  # with KV on the device
+    self.pages = np.empty(0, np.int32)  # page table: device slots
+    self.owned = np.empty(0, bool)  # which of them are its own, not the tree's
+    self.page_count = 0
+    self.root = root  # of its namespace; None while the cache is off
+    self.tip = root
+    self.leaf = root
+    self.growing: Node | None = None  # the node that its decoded pages go to
+    self.load_ids: list[int] = []  # transfers that its prompt's pages came by
+    self.chunk_start = 0
+    self.chunk_end = 0
+    self.in_step = False  # its compute is under way
+    self.over = False  # finished or aborted, leaves when its step is done
+    self.keep_tokens = 0  # how much of it the cache keeps then
+    self.counted_tokens = 0  # its accesses are counted up to here
+    self.computed_tokens = 0  # had KV on the device before a preemption
+    self.admitted_before = False
+    self.deferrals = 0
+    self.postponements = 0
+    self.bypasses = 0
+    self.front = False
+    self.after: tuple[int, ...] = ()
+    self.progress: int | None = None  # of what it was deferred for, at that time
+    self.delayed_start = 0  # prompt positions that it was deferred for
+    self.delayed_end = 0
+    self.view: RequestView | None = None  # cached while it waits
+    self.held_pages = 0
+    self.held_valid_at = -1
+
+  @property
+  def outputs(self) -> int:
+    return self.length - len(self.request.prompt_ids)
+
+  def reserve_pages(self, pages: int) -> None:
+    """Makes the page table long enough."""
+    if pages > len(self.pages):
+      longer = np.empty(pages + pages // 4, np.int32)
+      longer[: self.page_count] = self.pages[: self.page_count]
+      owned = np.zeros(len(longer), bool)
+      owned[: self.page_count] = self.owned[: self.page_count]
+      self.pages, self.owned = longer, owned
+
+  def append(self, outputs: tuple[int, ...]) -> None:
+    """Takes sampled tokens in."""
+    length = self.length + len(outputs)
+    if length > len(self.tokens):
+      self.tokens = np.resize(self.tokens, length + 64)
+    if len(outputs) == 1:
+      self.tokens[self.length] = outputs[0]
+    else:
+      self.tokens[self.length : length] = outputs
+    self.length = length
+    if outputs:
+      self.last_token = outputs[-1]
+
+  def set_pages(self, first: int, slots: np.ndarray, *, own: bool) -> None:
+    """Writes slots into the page table from page `first` on."""
+    self.pages[first : first + len(slots)] = slots
+    self.owned[first : first + len(slots)] = own
+
+  def own_slots(self, first: int = 0, last: int | None = None) -> np.ndarray:
+    """Its own slots among pages [first, last) of the page table."""
+    last = self.page_count if last is None else last
+    return self.pages[first:last][self.owned[first:last]]
+
+
+def output_limit(request: Request) -> int:
+  """How many tokens a request may give at most."""
+  if request.forced_output_ids is not None:
+    return len(request.forced_output_ids)
+  return request.max_new_tokens
