@@ -307,7 +307,7 @@ def _fronts_before_a_loader(round_: int, rng: random.Random) -> list[tuple[ToyRe
   that loads much is postponed each time and never the head: the published rule starves it."""
   found = [
     (
-      ToyRequest(request_id=round_ * 10 + i, blocks=((f"{round_}.{i % 2}", 128),), tail_tokens=1),
+      ToyRequest(request_id=round_ * 10 + i, blocks=((f"{round_}.{i // 2}", 128),), tail_tokens=1),
       "",
     )
     for i in range(4)

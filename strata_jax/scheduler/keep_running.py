@@ -4,9 +4,13 @@ Running requests come first: decodes take their next pages, then the parked batc
 prompts continue in admission order, each consulting the cache for its next chunk.
 """
 
+from collections.abc import Callable
+
 from strata_jax.scheduler.admit import LoadOrCompute, proceed
 from strata_jax.scheduler.round import Candidate, Round, reserve_pages
-from strata_jax.scheduler.views import RunningView
+from strata_jax.scheduler.views import Deferred, RunningView
+
+Defer = Callable[[Round, Candidate], Deferred | None]
 
 
 def decode_all(round_: Round) -> None:
@@ -52,23 +56,60 @@ def resume_parked(round_: Round) -> None:
   round_.requests_left -= len(parked.request_ids)
 
 
-def continue_prefills(round_: Round, load_or_compute: LoadOrCompute) -> None:
-  """Gives prompts that are being computed their next chunks."""
+def continue_prefills(round_: Round, load_or_compute: LoadOrCompute, defer: Defer) -> None:
+  """Gives prompts that are being computed their next chunks.
+
+  Requests at the front whose delay hit is there now need not wait for the producer's whole prompt:
+  up to half of the step's tokens are kept for them (`use_tokens_left` gives back what they leave).
+  """
   preempted = set(round_.preempt)
-  for request in round_.view.running:
-    if request.phase != "prefill" or request.request_id in preempted:
+  prompts = [r for r in round_.view.running if r.phase == "prefill"]
+  if not prompts:
+    return
+  kept = _wanted_at_front(round_, defer)
+  round_.tokens_left -= kept
+  for request in prompts:
+    if request.request_id in preempted:
       continue
     candidate = Candidate(
-      request.request_id,
-      request.path,
-      request.tail_tokens,
-      -1,
-      request.context_tokens,
+      request.request_id, request.path, request.tail_tokens, -1, request.context_tokens
     )
     offer = proceed(round_, candidate, load_or_compute)
     if offer is None:
-      return
+      break
     round_.take(candidate, offer)
+    round_.cut = candidate if offer.entry.compute_end < candidate.prompt_tokens else None
+  round_.tokens_left += kept
+
+
+def _wanted_at_front(round_: Round, defer: Defer) -> int:
+  """Tokens to keep for released requests at the front: at most half of the step's."""
+  half = max(0, round_.tokens_left) // 2
+  half -= half % round_.page_size
+  wanted = 0
+  for index, request in enumerate(round_.view.waiting):
+    if request.front:
+      candidate = round_.candidate(index)
+      if defer(round_, candidate) is None:
+        wanted += candidate.prompt_tokens - candidate.hit_tokens
+        if wanted >= half:
+          return half
+  return wanted
+
+
+def use_tokens_left(round_: Round) -> None:
+  """Lengthens the chunk that was cut by tokens that nobody took after all."""
+  candidate = round_.cut
+  if candidate is None or round_.tokens_left < round_.page_size:
+    return
+  for place, entry in enumerate(round_.entries):
+    if entry.request_id == candidate.request_id:
+      end = min(candidate.prompt_tokens, entry.compute_end + round_.tokens_left)
+      if end < candidate.prompt_tokens:
+        end -= end % round_.page_size
+      round_.tokens_left -= end - entry.compute_end
+      round_.compute_tokens += end - entry.compute_end
+      round_.entries[place] = entry._replace(compute_end=end)
 
 
 def keep_reserve(round_: Round) -> None:

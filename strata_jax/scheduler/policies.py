@@ -87,6 +87,8 @@ def schedule(view: SchedulerView, config: SchedulerConfig) -> StepPlan:
 def plan_step(view: SchedulerView, config: SchedulerConfig, stages: Stages) -> StepPlan:
   """Runs the stages: what runs goes on, then waiting requests join in line order.
 
+  While a parked batch loads, only requests that need no loads join.
+
   Rule 8 stands outside the stages: urgent requests come first and are never deferred; if one does
   not fit, nothing else is admitted until it does.
   """
@@ -94,11 +96,12 @@ def plan_step(view: SchedulerView, config: SchedulerConfig, stages: Stages) -> S
   keep_running.decode_all(round_)
   if bubbles.may_resume(round_):
     keep_running.resume_parked(round_)
-  keep_running.continue_prefills(round_, stages.load_or_compute)
+  keep_running.continue_prefills(round_, stages.load_or_compute, stages.defer)
   keep_running.keep_reserve(round_)
-  if view.waiting and (view.parked is None or round_.resume):
+  if view.waiting and not round_.full:
     _admit_waiting(round_, stages)
     stages.fill_bubble(round_)
+  keep_running.use_tokens_left(round_)
   keep_running.lengthen_decode(round_)
   return round_.plan()
 
@@ -107,6 +110,7 @@ def _admit_waiting(round_: Round, stages: Stages) -> None:
   waiting = round_.view.waiting
   found = orders.ready(round_)
   line = orders.in_line(round_, found, stages.dedup(round_, stages.order(round_, found)))
+  loads_run = round_.view.parked is not None and not round_.resume
 
   def try_admit(candidate: Candidate) -> Offer | None:
     if candidate.request_id in round_.deferred:
@@ -120,6 +124,8 @@ def _admit_waiting(round_: Round, stages: Stages) -> None:
     if admission.refuse_impossible(round_, candidate):
       return None
     offer = stages.admit(round_, candidate, stages.load_or_compute)
+    if offer is not None and loads_run and offer.uses_loads:
+      offer = None  # the bubble of a parked batch is for work without loads
     if offer is None and urgent:
       round_.closed = True
     return offer

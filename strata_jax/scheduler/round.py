@@ -115,6 +115,7 @@ class Round:
     self.decode_steps = 1
     self.preempt: tuple[int, ...] = ()
     self.wake_at_s: float | None = None
+    self.cut: Candidate | None = None  # prefills already; its chunk ended for want of tokens
     self.closed = False  # nobody else is admitted in this round
     self._last_arrived = -1
     self._candidates: dict[int, Candidate] = {}
