@@ -126,8 +126,14 @@ class CacheController:
     """The frozen state a plan is made from. Publishes decoded pages; chunked prompts catch up."""
     tiers, running = self.tiers, self._running.values()
     admission.catch_up(tiers, running)
+    page_size = self.cache.page_size
     for state in running:
-      if state.phase == "decode" and not state.in_step:
+      if (
+        state.phase == "decode"
+        and state.leaf is not None
+        and state.context_tokens - state.leaf.end >= page_size
+        and not state.in_step
+      ):
         publish(tiers, state, self._whole_pages(state.context_tokens))
     self._version += 1
     prefilling = [state for state in running if state.phase != "decode"]
@@ -437,10 +443,7 @@ class CacheController:
     for state, total in chosen:
       more = total - state.page_count
       if more > 0 and slots is not None:
-        state.reserve_pages(total)
-        state.set_pages(state.page_count, slots[taken : taken + more], own=True)
-        state.page_count = total
-        state.held_pages += more
+        state.add_own(slots[taken : taken + more])
         taken += more
       state.in_step = True
       works.append(
@@ -448,7 +451,7 @@ class CacheController:
           request_id=state.request_id,
           token_id=state.last_token,
           position=state.context_tokens,
-          page_table=state.pages[:total].copy(),
+          page_table=state.pages[:total],
         )
       )
     return works
@@ -493,14 +496,14 @@ class CacheController:
         state.phase = "decode"
         state.tip = state.leaf  # nothing of it is in flight any more
         self._append(state, event.tokens, outputs)
-      self._leave_if_over(state)
+      if state.over:
+        self._leave_now(state)
     for decode in step.decodes:
       state = self._states[decode.request_id]
       state.in_step = False
-      before = state.length
-      self._append(state, event.tokens, outputs)
-      state.context_tokens += state.length - before
-      self._leave_if_over(state)
+      state.context_tokens += self._append(state, event.tokens, outputs)
+      if state.over:
+        self._leave_now(state)
     return tuple(outputs)
 
   def _append(
@@ -508,13 +511,16 @@ class CacheController:
     state: RequestState,
     tokens: Mapping[int, tuple[int, ...]],
     outputs: list[tuple[int, tuple[int, ...]]],
-  ) -> None:
-    new = tuple(tokens.get(state.request_id, ()))
-    if not new and not state.over:
+  ) -> int:
+    """Takes a request's sampled tokens in; returns how many."""
+    new = tokens.get(state.request_id, ())
+    if new:
+      state.append(new)
+    elif not state.over:
       raise ValueError(f"expected tokens of request {state.request_id} in its StepDone, got none")
-    state.append(new)
     if not state.over:
       outputs.append((state.request_id, new))
+    return len(new)
 
   def _preempt(self, request_id: int, stale: list[int]) -> bool:
     state = self._running.get(request_id)
@@ -537,13 +543,12 @@ class CacheController:
     state.over = True
     state.keep_tokens = keep_tokens
     if not state.in_step:
-      self._leave_if_over(state)
+      self._leave_now(state)
 
-  def _leave_if_over(self, state: RequestState) -> None:
-    if state.over:
-      self._release(state, min(state.keep_tokens, state.context_tokens))
-      del self._running[state.request_id]
-      del self._states[state.request_id]
+  def _leave_now(self, state: RequestState) -> None:
+    self._release(state, state.keep_tokens)
+    del self._running[state.request_id]
+    del self._states[state.request_id]
 
   def _release(self, state: RequestState, keep_tokens: int) -> None:
     """Publishes what is left to publish; gives back locks, transient nodes and own pages."""
@@ -559,7 +564,8 @@ class CacheController:
       tree.unlock(leaf, DEVICE)
       tree.prune(tip if tip.end > leaf.end else leaf)
     state.load_ids = []
-    tiers.device.free(admission.freed_slots(state))
+    tiers.device.free(state.give_up(0, state.page_count))
+    state.page_count = 0
 
   def _whole_pages(self, tokens: int) -> int:
     return tokens // self.cache.page_size * self.cache.page_size

@@ -111,7 +111,6 @@ class HiRadixTree:
     self.nodes: dict[int, Node] = {}  # all but the roots
     self.pages = (TierPages(), TierPages())  # by tier
     self.dirty_waiters: set[Any] = set()  # whose path changed; emptied by the tree's user
-    self.lock_changes = 0  # of device locks: what depends on them can be cached
     self._roots: dict[tuple[str, str], Node] = {}
     self._next_id = 0
     self._next_order = 0
@@ -400,7 +399,6 @@ class HiRadixTree:
 
   def lock(self, node: Node, tier: int) -> None:
     """Keeps the slots of the path down to `node` from being evicted; counted."""
-    self.lock_changes += tier == DEVICE
     step: Node | None = node
     while step is not None:
       self._lock_one(step, tier)
@@ -408,12 +406,10 @@ class HiRadixTree:
 
   def lock_below(self, node: Node, tier: int) -> None:
     """As `lock`, for a node whose parent the caller holds locked already."""
-    self.lock_changes += tier == DEVICE
     self._lock_one(node, tier)
 
   def unlock(self, node: Node, tier: int) -> None:
     """Takes back one `lock` of the path down to `node`."""
-    self.lock_changes += tier == DEVICE
     step: Node | None = node
     while step is not None:
       locks = step.locks[tier]

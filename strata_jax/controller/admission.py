@@ -7,8 +7,6 @@ not made by evicting the hit of another.
 import dataclasses
 from collections.abc import Iterable
 
-import numpy as np
-
 from strata_jax.controller.publishing import count_access, path_below, take_over, use_node
 from strata_jax.controller.request_state import RequestState
 from strata_jax.controller.results import Admission
@@ -124,10 +122,10 @@ def admit(tiers: CacheTiers, pinned: Pinned) -> Outcome | None:
   if missing:
     load = tiers.load(missing, slots[:load_pages], state.request_id)
   state.reserve_pages(total)
-  state.page_count = total
+  state.page_count = first
   for node in hit:
-    state.set_pages(node.start // page_size, node.slots[DEVICE], own=False)
-  state.set_pages(first, slots[load_pages:], own=True)
+    state.use_shared(node.start // page_size, node.slots[DEVICE])
+  state.add_own(slots[load_pages:])
   state.context_tokens = start
   state.leaf = hit[-1] if hit else state.root
   if state.leaf is not None:
@@ -163,9 +161,7 @@ def proceed(tiers: CacheTiers, pinned: Pinned) -> Outcome | None:
   load = None
   if missing:
     first, last = missing[0].start // page_size, missing[-1].end // page_size
-    slots = state.pages[first:last].copy()
-    load = tiers.load(missing, slots, state.request_id)
-    state.owned[first:last] = False
+    load = tiers.load(missing, state.give_up(first, last), state.request_id)
   for node in nodes:
     if (transfer := node.transfers[DEVICE]) is not None:
       state.load_ids.append(transfer.transfer_id)
@@ -226,11 +222,3 @@ def _admission(state: RequestState, hit: list[Node], missing: list[Node], start:
     compute_tokens=state.prompt_tokens - start,
     readmitted=state.admitted_before,
   )
-
-
-def freed_slots(state: RequestState) -> np.ndarray:
-  """The request's own slots, which it has no longer after this call: int32 [pages]."""
-  slots = state.own_slots()
-  state.owned[: state.page_count] = False
-  state.page_count = 0
-  return slots

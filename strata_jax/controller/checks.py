@@ -51,6 +51,7 @@ def _check_references(
       waiters.update((node, state) for node in state.tip.path())
   for state in running:
     assert state.phase != "waiting"
+    assert state.own_pages == len(state.own_slots())
     whole = state.context_tokens
     assert state.page_count * page_size >= whole, "a page table too short for its context"
     if state.leaf is None or state.tip is None:

@@ -17,7 +17,7 @@ def publish(tiers: CacheTiers, state: RequestState, end: int) -> None:
     return
   if _can_grow(state, leaf):
     first = leaf.start
-    _disown(state, leaf.end // page_size, end // page_size)
+    _give_to_tree(state, leaf.end // page_size, end // page_size)
     tree.grow(leaf, state.tokens[first:end], state.pages[first // page_size : end // page_size])
     tree.touch(leaf)
     state.counted_tokens = max(state.counted_tokens, end)
@@ -30,7 +30,7 @@ def publish(tiers: CacheTiers, state: RequestState, end: int) -> None:
     first, last = node.start // page_size, node.end // page_size
     fresh = node.slots[DEVICE] is None
     if fresh:
-      _disown(state, first, last)
+      _give_to_tree(state, first, last)
       tree.attach(node, DEVICE, state.pages[first:last].copy())
     else:
       tiers.stats.duplicate_tokens += int(state.owned[first:last].sum()) * page_size
@@ -80,9 +80,7 @@ def use_node(tiers: CacheTiers, state: RequestState, node: Node) -> None:
   node.producers.pop(state, None)
   tiers.tree.changed(node)
   state.leaf = node
-  first, last = node.start // page_size, node.end // page_size
-  own = state.own_slots(first, last)
-  state.set_pages(first, node.slots[DEVICE], own=False)
+  own = state.use_shared(node.start // page_size, node.slots[DEVICE])
   tiers.device.free(own)
   state.context_tokens = node.end
   tiers.stats.taken_over_tokens += len(own) * page_size
@@ -141,6 +139,6 @@ def _can_grow(state: RequestState, leaf: Node) -> bool:
   )
 
 
-def _disown(state: RequestState, first: int, last: int) -> None:
-  assert state.owned[first:last].all(), "published pages belong to the request until then"
-  state.owned[first:last] = False
+def _give_to_tree(state: RequestState, first: int, last: int) -> None:
+  given = state.give_up(first, last)
+  assert len(given) == last - first, "published pages belong to the request until then"

@@ -35,8 +35,6 @@ class RequestState:
     "delayed_start",
     "front",
     "growing",
-    "held_pages",
-    "held_valid_at",
     "in_step",
     "keep_tokens",
     "last_token",
@@ -45,6 +43,7 @@ class RequestState:
     "load_ids",
     "max_length",
     "over",
+    "own_pages",
     "owned",
     "page_count",
     "pages",
@@ -78,6 +77,7 @@ class RequestState:
     self.context_tokens = 0  # with KV on the device
     self.pages = np.empty(0, np.int32)  # page table: device slots
     self.owned = np.empty(0, bool)  # which of them are its own, not the tree's
+    self.own_pages = 0  # how many of them
     self.page_count = 0
     self.root = root  # of its namespace; None while the cache is off
     self.tip = root
@@ -101,8 +101,6 @@ class RequestState:
     self.delayed_start = 0  # prompt positions that it was deferred for
     self.delayed_end = 0
     self.view: RequestView | None = None  # cached while it waits
-    self.held_pages = 0
-    self.held_valid_at = -1
 
   @property
   def outputs(self) -> int:
@@ -119,26 +117,41 @@ class RequestState:
 
   def append(self, outputs: tuple[int, ...]) -> None:
     """Takes sampled tokens in."""
-    length = self.length + len(outputs)
-    if length > len(self.tokens):
-      self.tokens = np.resize(self.tokens, length + 64)
+    start = self.length
+    self.length = start + len(outputs)
+    if self.length > len(self.tokens):
+      self.tokens = np.resize(self.tokens, self.length + 64)
     if len(outputs) == 1:
-      self.tokens[self.length] = outputs[0]
+      self.tokens[start] = outputs[0]
     else:
-      self.tokens[self.length : length] = outputs
-    self.length = length
-    if outputs:
-      self.last_token = outputs[-1]
+      self.tokens[start : self.length] = outputs
+    self.last_token = outputs[-1]
 
-  def set_pages(self, first: int, slots: np.ndarray, *, own: bool) -> None:
-    """Writes slots into the page table from page `first` on."""
+  def add_own(self, slots: np.ndarray) -> None:
+    """Appends slots of its own to the page table."""
+    first, last = self.page_count, self.page_count + len(slots)
+    self.reserve_pages(last)
+    self.pages[first:last] = slots
+    self.owned[first:last] = True
+    self.own_pages += len(slots)
+    self.page_count = last
+
+  def use_shared(self, first: int, slots: np.ndarray) -> np.ndarray:
+    """Lets pages from `first` on be the tree's slots; returns its own ones that were there."""
+    own = self.give_up(first, first + len(slots))
     self.pages[first : first + len(slots)] = slots
-    self.owned[first : first + len(slots)] = own
+    return own
 
-  def own_slots(self, first: int = 0, last: int | None = None) -> np.ndarray:
-    """Its own slots among pages [first, last) of the page table."""
-    last = self.page_count if last is None else last
-    return self.pages[first:last][self.owned[first:last]]
+  def give_up(self, first: int, last: int) -> np.ndarray:
+    """Its own slots among pages [first, last) of the page table, which are its own no longer."""
+    own = self.pages[first:last][self.owned[first:last]]
+    self.owned[first:last] = False
+    self.own_pages -= len(own)
+    return own
+
+  def own_slots(self) -> np.ndarray:
+    """All slots of its own: int32 [own pages]."""
+    return self.pages[: self.page_count][self.owned[: self.page_count]]
 
 
 def output_limit(request: Request) -> int:

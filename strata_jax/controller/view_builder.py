@@ -136,13 +136,11 @@ def _spans(nodes: list[Node], min_load_tokens: int) -> tuple[Span, ...]:
 
 def _held_pages(state: RequestState, tiers: CacheTiers) -> int:
   """Device pages that a preemption would release or make evictable."""
-  now = tiers.tree.lock_changes
-  if state.held_valid_at != now:
-    state.held_valid_at = now
-    held = int(state.owned[: state.page_count].sum())
-    node = state.leaf
-    while node is not None and node.parent is not None and node.locks[DEVICE] == 1:
-      held += len(node.tokens) // tiers.page_size
-      node = node.parent
-    state.held_pages = held
-  return state.held_pages
+  leaf = state.leaf
+  if leaf is None:
+    return state.own_pages
+  node: Node | None = leaf
+  while node is not None and node.locks[DEVICE] == 1:  # locked for this request alone
+    node = node.parent
+  shared = 0 if node is None else node.end
+  return state.own_pages + (leaf.end - shared) // tiers.page_size
