@@ -118,6 +118,9 @@ def admit(tiers: CacheTiers, pinned: Pinned) -> Outcome | None:
     return None
   admission = _admission(state, hit, missing, start)
   slots = tiers.allocate(load_pages + total - first)
+  if state.tip is not None:  # anew: making room may have split some of them
+    hit = [node for node in state.tip.path() if node.end <= start]
+    missing = [node for node in hit if node.slots[DEVICE] is None]
   load = None
   if missing:
     load = tiers.load(missing, slots[:load_pages], state.request_id)
