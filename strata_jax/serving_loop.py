@@ -10,6 +10,8 @@ import dataclasses
 import heapq
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from strata_jax.cache_controller import Applied, CacheController
 from strata_jax.config import ServingConfig
 from strata_jax.executors.protocol import (
@@ -197,7 +199,10 @@ class _Run:
     if refusal is not None:
       self._end(record, "refused", refusal, now_s)
       return
-    self.executor.register(request_id, request.sampling, request.forced_output_ids)
+    forced = request.forced_output_ids
+    if forced is not None and not len(forced):
+      forced = np.zeros(1, np.int32)  # a prefill always samples a token; it is dropped
+    self.executor.register(request_id, request.sampling, forced)
     self.live[request_id] = _Live(request, record, self.result.plans)
     self.plan_wanted, self.idle_rounds = True, 0
 

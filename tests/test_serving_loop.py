@@ -11,7 +11,7 @@ from strata_jax import serving_loop
 from strata_jax.cache_controller import CacheController
 from strata_jax.config import CacheConfig, ServingConfig
 from strata_jax.scheduler.policies import make_policy
-from strata_jax.scheduler.views import StepPlan
+from strata_jax.scheduler.views import Prefill, StepPlan
 from strata_jax.workloads.request import Request
 from tests.page_checking_executor import VOCABULARY, PageCheckingExecutor, continuation
 
@@ -220,16 +220,37 @@ def test_case_30_a_prompt_in_chunks_gives_the_same_output(step_tokens):
   assert sum(step.prefill_tokens > 0 for step in run.result.steps) == -(-23 // step_tokens)
 
 
+def _one_chunk_in_turn(view):
+  """A policy: a chunk of 16 tokens of whoever got least far, else decode."""
+  reach = {}
+  for request in (*view.waiting, *view.running):
+    if getattr(request, "phase", "prefill") == "prefill":
+      start = getattr(request, "context_tokens", 0)
+      end = start + sum(span.tokens for span in request.path) + request.tail_tokens
+      for span in request.path:
+        if span.state != "device":
+          break
+        start += span.tokens
+      reach[request.request_id] = start, end
+  if not reach:
+    decode = tuple(running.request_id for running in view.running)
+    return StepPlan(version=view.version, decode=decode)
+  request_id = min(reach, key=lambda i: reach[i])
+  start, end = reach[request_id]
+  chunk = Prefill(request_id, (), start, min(start + 16, end))
+  return StepPlan(version=view.version, prefill=(chunk,))
+
+
 def test_case_31_every_chunk_consults_the_cache():
-  # The second starts when the first has done some chunks, and meets what it publishes later.
-  prompt = _tokens(128)
-  requests = [_request(0, prompt, arrival_s=0.0), _request(1, prompt, arrival_s=0.004)]
-  run = _Run(requests, serving=dataclasses.replace(SERVING, step_tokens=16), policy="fcfs")
+  requests = [_request(i, _tokens(128)) for i in range(2)]
+  run = _Run(requests, policy=_one_chunk_in_turn)
   run.check_outputs(requests)
   first, second = run.records
-  assert first.computed_tokens == 128
-  assert 0 < second.device_hit_tokens < 124
-  assert second.late_hit_tokens > 0
+  assert first.computed_tokens + second.computed_tokens == 128 + 16
+  assert first.device_hit_tokens == 0
+  assert second.device_hit_tokens == 16
+  assert first.late_hit_tokens > 32
+  assert second.late_hit_tokens > 32
 
 
 def test_case_32_twins_that_wait_do_not_make_the_loop_spin():
@@ -238,7 +259,7 @@ def test_case_32_twins_that_wait_do_not_make_the_loop_spin():
   run = _Run(requests, serving=dataclasses.replace(SERVING, step_tokens=32))
   run.check_outputs(requests)
   assert run.records[0].computed_tokens == 200
-  assert [_hits(r) for r in run.records[1:]] == [196] * 3
+  assert all(_hits(r) >= 192 for r in run.records[1:])
   assert run.result.plans <= len(run.result.steps) + 10
 
 
@@ -292,10 +313,11 @@ def test_forced_outputs_win_over_the_length():
     _request(0, _tokens(9), max_new_tokens=1, forced_output_ids=forced),
     _request(1, _tokens(9, seed=1), max_new_tokens=0),
     _request(2, _tokens(9, seed=2), max_new_tokens=1),
+    _request(3, _tokens(9, seed=3), forced_output_ids=np.zeros(0, np.int32)),
   ]
   run = _Run(requests)
   assert run.records[0].output_ids == forced.tolist()
-  assert [len(r.output_ids) for r in run.records] == [5, 0, 1]
+  assert [len(r.output_ids) for r in run.records] == [5, 0, 1, 0]
   assert all(r.ttft_s is not None for r in run.records)
 
 
@@ -417,7 +439,7 @@ def test_the_same_seed_gives_the_same_run():
   assert first.result.steps == second.result.steps
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
   seed=st.integers(0, 2**20),
   page_size=st.sampled_from([1, 2, 4, 8]),
