@@ -116,11 +116,14 @@ def check_plan(view: views.SchedulerView, plan: views.StepPlan) -> None:
   if plan.resume and view.parked:
     computed += view.parked.compute_tokens
   assert computed <= budgets.step_tokens, f"{computed} tokens of {budgets.step_tokens}"
-  assert len(chosen) + len(plan.resume) <= budgets.batch_requests
+  batch = len(chosen) + len(plan.resume)
+  assert batch <= budgets.batch_requests, f"{batch} requests of {budgets.batch_requests}"
   admitted = sum(request_id in waiting for request_id in chosen)
   slots = len(running) - len(plan.preempt) + admitted
   assert not admitted or slots <= budgets.running_requests, f"{slots} running requests"
-  assert 1 <= plan.decode_steps <= max(1, budgets.decode_steps)
+  assert 1 <= plan.decode_steps <= max(1, budgets.decode_steps), (
+    f"{plan.decode_steps} decode steps of {budgets.decode_steps}"
+  )
 
 
 def _check_entries(
@@ -184,7 +187,7 @@ class Scenario:
   abort: Callable[[ToySystem, int], Sequence[int]] = lambda system, round_: ()
   device_pages: int = 256
   load_tokens_per_round: int = 1 << 30
-  rounds: int = 120
+  rounds: int = 80
 
 
 def run_scenario(

@@ -144,14 +144,13 @@ class ToySystem:
       key=lambda live: (live.admitted, live.order),
     )
     parked = [live for live in running if live.phase == "parked"]
-    held = sum(pages_of(n.tokens, self.budgets.page_size) for n in self._all_nodes() if n.on_device)
-    private = sum(live.private_pages for live in running)
+    nodes, page_size = list(self._all_nodes()), self.budgets.page_size
+    held = sum(live.private_pages for live in running)
+    held += sum(n.tokens // page_size for n in nodes if n.on_device)
     evictable = sum(
-      n.tokens // self.budgets.page_size
-      for n in self._all_nodes()
-      if n.on_device and not n.locks and not n.loading
+      n.tokens // page_size for n in nodes if n.on_device and not n.locks and not n.loading
     )
-    loads = {n.node_id: n.loading for n in self._all_nodes() if n.loading}
+    loads = {n.node_id: n.loading for n in nodes if n.loading}
     return views.SchedulerView(
       version=self.round,
       waiting=tuple(self._waiting_view(live, producers) for live in waiting),
@@ -167,7 +166,7 @@ class ToySystem:
         node_id: views.Producer(owner, left) for node_id, (owner, left) in producers.items()
       },
       loading=loads,
-      free_pages=self.capacity_pages - held - private,
+      free_pages=self.capacity_pages - held,
       evictable_pages=evictable,
       capacity_pages=self.capacity_pages,
       budgets=self.budgets,

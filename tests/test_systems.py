@@ -1,0 +1,97 @@
+import dataclasses
+import math
+
+import pytest
+
+from strata_jax import systems
+from strata_jax.scheduler.policies import schedule
+from strata_jax.systems import SYSTEMS, SystemConfig
+from tests.scheduler.build import admitted, budgets, view, waits
+
+NAMED = (
+  "paged_attention", "sglang_device", "sglang_device_lpm", "hicache_paper", "hicache_paper_lpm",
+  "hicache_batch", "hicache_batch_lpm", "hicache_today_like", "hicache_today_like_lpm",
+  "vllm_lmcache_like", "trtllm_like", "ct_hpkv_like", "mooncake_like", "strata",
+  "strata_selective", "strata_io", "strata_io_lpm", "strata_schedule_only", "strata_paper",
+  "oracle_io", "oracle_cache", "recompute",
+)  # fmt: skip
+
+
+def test_every_preset_is_there_and_says_what_it_is():
+  assert set(NAMED) <= set(SYSTEMS)
+  for name, system in SYSTEMS.items():
+    assert system.name == name
+    for field in ("description", "source", "version"):
+      assert getattr(system, field), f"{name}.{field}"
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_preset_schedules(name):
+  twins = [waits(i, (1, 4_096, "host"), (2, 1_024, "in_queue"), tail=9) for i in range(3)]
+  system = SYSTEMS[name]
+  sized = budgets(page_size=system.page_size)
+  plan = schedule(view(*twins, budgets=sized), system.scheduler_config)
+  defers = system.policy in ("strata", "strata_paper")
+  assert admitted(plan) == ([0] if defers else [0, 1, 2]) or system.policy == "dedup"
+
+
+def test_pages_of_the_baseline():
+  sizes = {SYSTEMS[f"hicache_paper_{size}"].page_size for size in (64, 128, 256, 512, 1024)}
+  assert sizes | {SYSTEMS["hicache_paper"].page_size} == {32, 64, 128, 256, 512, 1024}
+
+
+def test_ablations_differ_from_strata_in_one_thing():
+  io, full = SYSTEMS["strata_io"], SYSTEMS["strata"]
+  assert _differences(io, full) == {"policy"}
+  assert _differences(SYSTEMS["strata_selective"], full) == {"write_policy"}
+  assert "policy" not in _differences(SYSTEMS["strata_schedule_only"], full)
+  schedule_only = _differences(SYSTEMS["strata_schedule_only"], SYSTEMS["hicache_paper"])
+  assert schedule_only == {"policy"}
+  limits = SYSTEMS["strata_paper"].scheduler_config
+  assert limits.max_bypasses == limits.max_deferrals == limits.max_postponements == math.inf
+
+
+def _differences(first: SystemConfig, second: SystemConfig) -> set[str]:
+  about = ("name", "description", "source", "version", "not_modelled")
+  return {
+    field.name
+    for field in dataclasses.fields(SystemConfig)
+    if field.name not in about and getattr(first, field.name) != getattr(second, field.name)
+  }
+
+
+def test_what_follows_from_the_data_path():
+  assert not SYSTEMS["vllm_lmcache_like"].scheduler_config.layerwise
+  assert SYSTEMS["strata"].scheduler_config.layerwise
+  assert SYSTEMS["hicache_today_like"].scheduler_config.min_load_tokens == 10
+  assert SYSTEMS["ct_hpkv_like"].tiers == ("device", "host", "storage")
+  assert SYSTEMS["sglang_device"].tiers == ("device",)
+
+
+def test_prefetch_timeout():
+  today = SYSTEMS["hicache_today_like"]
+  assert systems.prefetch_timeout_s(today, 10 * 1024) == pytest.approx(3.0)
+  assert systems.prefetch_timeout_s(today, 1024 * 1024) == 30.0
+  assert systems.prefetch_timeout_s(SYSTEMS["strata"], 1024) == math.inf
+
+
+@pytest.mark.parametrize(
+  ("changes", "field"),
+  [
+    ({"page_size": 0}, "page_size"),
+    ({"overlap": "half"}, "overlap"),
+    ({"policy": "best"}, "policy"),
+    ({"load_backend": "dma"}, "load_backend"),
+    ({"page_size": 48, "host_chunk_tokens": 256}, "host_chunk_tokens"),
+    ({"host": False}, "load_backend"),
+    ({"min_load_tokens": -1}, "min_load_tokens"),
+  ],
+)
+def test_wrong_values_name_the_field(changes, field):
+  with pytest.raises(ValueError, match=rf"SystemConfig\.{field}: expected"):
+    dataclasses.replace(SYSTEMS["strata"], **changes)
+
+
+def test_unknown_system():
+  with pytest.raises(ValueError, match="expected one of paged_attention"):
+    systems.system("sglang")
