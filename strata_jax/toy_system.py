@@ -308,7 +308,7 @@ class ToySystem:
           live.private_pages -= node.tokens // self.budgets.page_size
     if first:
       live.admitted, live.phase = self.round, "prefill"
-      live.front = False
+      live.front, live.after, live.seen = False, (), {}
       rest = live.prompt_tokens - entry.compute_start
       live.private_pages = pages_of(rest, self.budgets.page_size)
     live.position, live.end = entry.compute_start, entry.compute_end
@@ -363,17 +363,18 @@ class ToySystem:
         owner not in self.live or self.live[owner].progress > progress
         for owner, progress in live.seen.items()
       )
-      if not progressed or not live.after:
+      if live.after and not progressed:
         live.deferrals += 1
       live.front, live.after = True, waits_on
       owners = {producers[node_id][0] for node_id in waits_on if node_id in producers}
       live.seen = {owner: self.live[owner].progress for owner in owners}
     for request_id in plan.postponed:
-      self.live[request_id].postponements += 1
-      self.live[request_id].front = False
+      live = self.live[request_id]
+      live.postponements += 1
+      if not any(node_id in producers for node_id in live.after):
+        live.front, live.after, live.seen = False, (), {}
     for request_id in plan.bypassed:
       self.live[request_id].bypasses += 1
-      self.live[request_id].front = False
     deferred = {d.request_id for d in plan.deferred}
     orders = [self.live[e.request_id].order for e in admitted]
     for live in self._in("waiting"):

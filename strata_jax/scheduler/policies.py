@@ -8,17 +8,19 @@
 All are pure: the same view and config give the same plan, nothing is read or kept elsewhere.
 
 Bounded waiting (rule 8). A round counts for a waiting request in at most one way: it was deferred,
-postponed, or bypassed (a later arrival was admitted, it was not). With E requests waiting that
-arrived before it (preempted ones come back to their place), a request that fits into an emptied
-device is admitted no later than in its (E + max_bypasses + max_postponements + 1)-th round in which
-anybody is admitted and it is not deferred; rounds in which its producer does not progress are at
-most max_deferrals. Rounds held for a prefetch do not count.
+postponed, or bypassed (a later arrival was admitted, it was not). Let a request fit into an emptied
+device and E requests that arrived before it wait too (preempted ones come back to their place).
+Then it is admitted no later than in its (E + max_bypasses + max_postponements + 1)-th round in
+which anybody is admitted and it is not deferred; and it is deferred in at most max_deferrals + 1
+rounds in which what it waits for makes no progress. Rounds held for a prefetch do not count, and a
+request that is preempted itself starts anew.
 
-What the controller counts, from the plan: `deferrals` + 1 for each of `plan.deferred`, unless a
-producer of the nodes it waited on before (`after`) has progressed since (computed a chunk, or loads
-for it); `postponements` + 1 for each of `plan.postponed`; `bypasses` + 1 for each of
-`plan.bypassed`. `front` and `after` are set by `plan.deferred`; `front` is cleared by
-`plan.postponed`, `plan.bypassed` and admission.
+What the controller counts, from the plan: `deferrals` + 1 for each of `plan.deferred` that was
+deferred before and whose producer has computed nothing of the nodes it waited on (`after`) since;
+`postponements` + 1 for each of `plan.postponed`; `bypasses` + 1 for each of `plan.bypassed`.
+`front` and `after` are set by `plan.deferred`; they are cleared by admission, and by
+`plan.postponed` once nothing of `after` is in flight any more. A producer that is parked while its
+loads run progresses by them: nobody becomes urgent for waiting on it.
 """
 
 import dataclasses
@@ -116,9 +118,9 @@ def _admit_waiting(round_: Round, stages: Stages) -> None:
     if candidate.request_id in round_.deferred:
       return None
     urgent = round_.is_urgent(waiting[candidate.arrived])
-    if not urgent:
+    if not urgent or loads_run:
       deferred = stages.defer(round_, candidate)
-      if deferred is not None:
+      if deferred is not None and (not urgent or _waits_for_parked(round_, deferred)):
         round_.defer(candidate, deferred)
         return None
     if admission.refuse_impossible(round_, candidate):
@@ -131,6 +133,15 @@ def _admit_waiting(round_: Round, stages: Stages) -> None:
     return offer
 
   stages.form_batch(round_, line, try_admit)
+
+
+def _waits_for_parked(round_: Round, deferred: Deferred) -> bool:
+  """Whether what it waits for is computed as soon as a load that runs now has come."""
+  parked, in_flight = round_.view.parked, round_.view.in_flight
+  if parked is None or parked.load_tokens_left <= 0:
+    return False
+  producers = (in_flight[node_id] for node_id in deferred.waits_on if node_id in in_flight)
+  return any(producer.request_id in parked.request_ids for producer in producers)
 
 
 _OFF = {

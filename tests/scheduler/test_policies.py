@@ -19,7 +19,7 @@ from strata_jax.scheduler.policies import (
   schedule,
   stages_of,
 )
-from strata_jax.scheduler.views import SchedulerView
+from strata_jax.scheduler.views import ParkedView, Producer, SchedulerView
 from strata_jax.toy_system import ToyRequest, ToySystem
 from tests.scheduler import golden_cases
 from tests.scheduler.build import admitted, budgets, decodes, deferred, prefills, view, waits
@@ -116,6 +116,17 @@ def test_an_urgent_request_is_first_never_deferred_and_blocks_the_rest():
   too_big = dataclasses.replace(one, free_pages=100)
   assert admitted(schedule(too_big, STRATA)) == []
   assert admitted(schedule(too_big, dataclasses.replace(STRATA, max_deferrals=math.inf))) == [0]
+
+
+def test_nobody_becomes_urgent_for_waiting_on_a_parked_producer():
+  parked = dataclasses.replace(decodes(0), phase="parked")
+  often = waits(1, (1, 5_000, "in_flight"), deferrals=30, front=True)
+  for left, expected in ((40_000, [1]), (0, [])):
+    one = view(
+      often, running=(decodes(9), parked), in_flight={1: Producer(0, 5_000)},
+      parked=ParkedView((0,), left, 100), loading={7: left},
+    )  # fmt: skip
+    assert deferred(schedule(one, STRATA)) == expected
 
 
 def test_what_can_never_fit_is_refused():
