@@ -79,3 +79,19 @@ def store(
   targets = jnp.where(valid, host_slots, host.shape[0])
   written = jax.device_put(host, _DEVICE).at[targets].set(pages, mode="drop")
   return jax.device_put(written, _HOST)
+
+
+def store_layer(
+  device_layer: jax.Array,
+  host: jax.Array,
+  layer: jax.Array | int,
+  device_slots: jax.Array,
+  host_slots: jax.Array,
+  count: jax.Array | int,
+) -> jax.Array:
+  """`store` of one layer: `[host_slots[i], layer] = device_layer[device_slots[i]]`."""
+  valid = jnp.arange(host_slots.shape[0]) < count
+  fragments = device_layer[jnp.where(valid, device_slots, 0)]
+  targets = jnp.where(valid, host_slots, host.shape[0])
+  written = jax.device_put(host, _DEVICE).at[targets, layer].set(fragments, mode="drop")
+  return jax.device_put(written, _HOST)

@@ -1,0 +1,1 @@
+"""Converts pages between a page-first staging buffer and layer-first pools inside device memory."""

@@ -1,0 +1,5 @@
+from tests.tiers import io_contract
+
+
+class TestDevicePutIo(io_contract.IoContract):
+  name = "device_put"
