@@ -16,14 +16,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
+from strata_jax import page_keys
 from strata_jax.tiers import compaction, page_checksum, page_store, segment_reads
 from strata_jax.tiers.segment_folder import SegmentFolder
 from strata_jax.tiers.segment_index import (
+  RawFile,
   Segment,
   SegmentIndex,
   encode_index,
@@ -51,7 +53,7 @@ class OrbaxSegments:
     capacity_bytes: int | None = None,
     segment_bytes: int = page_store.DEFAULT_SEGMENT_BYTES,
     linger_s: float = 2.0,
-    read_threads: int = 2,
+    read_threads: int = 4,
   ):
     """Opens or makes the store and sweeps what dead writers left.
 
@@ -135,6 +137,12 @@ class OrbaxSegments:
           return i
     return len(keys)
 
+  def list_keys(self) -> list[bytes]:
+    """The keys of all durable pages."""
+    with self._lock:
+      self._refresh()
+      return self._index.keys()
+
   def locate(self, key: bytes) -> tuple[str, int] | None:
     """The folder of the segment and the row in it that hold a durable page."""
     with self._lock:
@@ -160,7 +168,7 @@ class OrbaxSegments:
     rows = page_store.rows_of(rows, len(keys))
     right = np.zeros(len(keys), bool)
     runs = self._plan(range(len(keys)), keys, out, rows, right)
-    parts = segment_reads.split(runs, self.page_bytes, self._read_threads)
+    parts = segment_reads.share_out(runs, self.page_bytes, self._read_threads)
     future: Future[np.ndarray] = Future()
     left = len(parts)
 
@@ -218,33 +226,45 @@ class OrbaxSegments:
     self, runs: list[segment_reads.Run], out: np.ndarray, rows: np.ndarray, right: np.ndarray
   ) -> list[int]:
     """Reads and checks pages; gives those whose segment is gone."""
-    vanished = []
-    for run in runs:
-      try:
-        with self._lock:
-          file = run.segment.raw()
-        good = segment_reads.read_run(run, file, out, rows)
-      except FileNotFoundError:
-        vanished += run.wanted
+    vanished: list[int] = []
+    for part in segment_reads.split(runs, self.page_bytes, page_checksum.BATCH_BYTES):
+      came: list[int] = []
+      expected: list[np.ndarray] = []
+      for run in part:
+        try:
+          file = run.segment.file or self._open(run.segment)
+          whole = segment_reads.read_run(run, file, out, rows)
+        except FileNotFoundError:
+          vanished += run.wanted
+          continue
+        except OSError as error:
+          log.warning("store: pages of %s cannot be read: %s", run.segment.name, error)
+          continue
+        came += run.wanted[:whole]
+        expected.append(run.segment.expected[run.row : run.row + whole])
+        if whole < len(run.wanted):
+          self._bury(run.segment, range(run.row + whole, run.row + len(run.wanted)), "short")
+      if not came:
         continue
-      except OSError as error:
-        log.warning("store: pages of %s cannot be read: %s", run.segment.name, error)
-        good = np.zeros(len(run.wanted), bool)
-      right[run.wanted] = good
-      if not good.all():
-        self._bury(run, good)
+      right[came] = segment_reads.check(out, rows[came], np.concatenate(expected))
+      if not right[came].all():
+        for run in part:
+          bad = [run.row + i for i, page in enumerate(run.wanted) if not right[page]]
+          self._bury(run.segment, bad, "not what was written")
     return vanished
 
-  def _bury(self, run: segment_reads.Run, good: np.ndarray) -> None:
-    bad = run.row + np.flatnonzero(~good)
-    log.warning(
-      "store: pages %s of %s are short or fail their checksums: misses",
-      bad.tolist(), run.segment.path,
-    )  # fmt: skip
+  def _open(self, segment: Segment) -> RawFile:
     with self._lock:
+      return segment.open()
+
+  def _bury(self, segment: Segment, rows: Iterable[int], reason: str) -> None:
+    with self._lock:
+      bad = [row for row in rows if not segment.dead[row]]
       self.stats["bad_pages"] += len(bad)
-      for row in bad.tolist():
-        self._index.bury(run.segment, row)
+      for row in bad:
+        self._index.bury(segment, row)
+    if bad:
+      log.warning("store: pages %s of %s are misses: %s", bad, segment.path, reason)
 
   # Writing.
 
@@ -284,7 +304,7 @@ class OrbaxSegments:
   ) -> Segment:
     """Commits a segment of `pages`, with as many keys and checksums from the start."""
     keys, checksums = keys[: len(pages)].copy(), checksums[: len(pages)].copy()
-    index_bytes = len(pages) * (page_store.KEY_BYTES + 8)
+    index_bytes = len(pages) * (page_keys.KEY_BYTES + 8)
     self._make_room(pages.nbytes + index_bytes + _OVERHEAD_BYTES + spare_bytes)
     named = checksums ^ page_checksum.names(keys)
     index = encode_index(self._index.namespace, self.page_bytes, keys, named)
@@ -304,9 +324,10 @@ class OrbaxSegments:
     except OSError:
       self._folder.discard_unfinished(path)
       raise
-    with self._lock:
-      self._index.add(segment)
-    return segment
+    with self._lock:  # a look at the folder may have found it already
+      if segment.name not in self._index.segments:
+        self._index.add(segment)
+      return self._index.segments[segment.name]
 
   def _make_room(self, size_bytes: int) -> None:
     """Evicts whole segments, the least recently used first, until `size_bytes` more fit."""

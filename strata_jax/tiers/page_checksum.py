@@ -1,22 +1,27 @@
-"""The checksum of stored pages: multilinear hashing, twice as fast as CRC32 from Python.
+"""The checksum of stored pages, several times faster than CRC32 from Python.
 
-For a page of 64-bit words w and fixed random odd 64-bit multipliers m, m':
+A page is laid out as rows of 4 KiB. The sums of its rows and of its columns, 64-bit words modulo
+2^64, take two passes at the speed of memory; with what is left over of the page they form a vector
+v that is hashed with fixed random odd multipliers m, m':
 
-  sum_i(m_i w_i) + rotate_29(sum_i(m'_i (w_i >> 32)))      mod 2^64
+  sum_i(m_i v_i) + rotate_29(sum_i(m'_i (v_i >> 32)))      mod 2^64
 
-The first sum tells pages apart that differ in the low half of any word, the second those that
-differ only in high halves, each with a chance of error of 2^-32 for any given pair of pages (Lemire
-and Kaser, "Strongly universal string hashing is fast", The Computer Journal 2014). It protects
-against faults, not against an adversary.
+Two vectors that differ are told apart but for a chance of 2^-32 (multilinear hashing; Lemire and
+Kaser, "Strongly universal string hashing is fast", The Computer Journal 2014). The sums of two
+pages are equal only if their differences cancel in every row and every column, so at least four
+words must differ, at the corners of a rectangle: bits that flip, sectors that are lost, stale,
+shifted or in each other's place do not do that. It protects against faults, not an adversary.
 """
 
 import functools
 
 import numpy as np
 
-_SEED = 0x57A7A  # part of the file format
+_SEED = 0x57A7A  # part of the file format, as is the length of a row
+_ROW_WORDS = 512
+_ROW_BYTES = 8 * _ROW_WORDS
 _HALF = np.uint64(32)
-_BATCH_BYTES = 1 << 18  # stays in the second-level cache between the passes
+BATCH_BYTES = 1 << 19  # stays in the second-level cache between the passes
 
 
 @functools.lru_cache(maxsize=8)
@@ -27,26 +32,38 @@ def _multipliers(words: int) -> np.ndarray:
   return np.ascontiguousarray(table.T) | np.uint64(1)
 
 
-def _words(pages: np.ndarray) -> np.ndarray:
-  """Pages as words, zero-padded at the end: uint64 [pages, words]."""
-  tail = -pages.shape[1] % 8
-  if tail:
-    pages = np.pad(pages, ((0, 0), (0, tail)))
-  return pages.view("<u8")
-
-
 def checksums(pages: np.ndarray) -> np.ndarray:
   """The checksums of `pages`, uint8 [n, page_bytes] with contiguous rows: uint64 [n]."""
+  batch = max(1, BATCH_BYTES // pages.shape[1])
+  if len(pages) <= batch:
+    return _hash(_sums(pages))
+  parts = [pages[start : start + batch] for start in range(0, len(pages), batch)]
+  return np.concatenate([_hash(_sums(part)) for part in parts])
+
+
+def _sums(pages: np.ndarray) -> np.ndarray:
+  """Sums of rows, sums of columns, and what is left over: uint64 [n, words]."""
   count, page_bytes = pages.shape
-  low, high = _multipliers(-(-page_bytes // 8))
-  batch = max(1, _BATCH_BYTES // page_bytes)
-  result = np.empty(count, np.uint64)
-  for start in range(0, count, batch):
-    words = _words(pages[start : start + batch])
-    first = np.vecdot(words, low)
-    second = np.vecdot(words >> _HALF, high)
-    result[start : start + batch] = first + ((second << np.uint64(29)) | (second >> np.uint64(35)))
-  return result
+  rows = page_bytes // _ROW_BYTES
+  left = page_bytes - rows * _ROW_BYTES
+  fixed = rows + _ROW_WORDS if rows else 0
+  sums = np.empty((count, fixed + -(-left // 8)), "<u8")
+  if rows:
+    words = pages[:, : rows * _ROW_BYTES].view("<u8").reshape(count, rows, _ROW_WORDS)
+    np.add.reduce(words, axis=2, out=sums[:, :rows])
+    np.add.reduce(words, axis=1, out=sums[:, rows:fixed])
+  if left:
+    sums[:, -1] = 0  # pads the last word
+    sums[:, fixed:].view(np.uint8)[:, :left] = pages[:, page_bytes - left :]
+  return sums
+
+
+def _hash(vectors: np.ndarray) -> np.ndarray:
+  """Multilinear hashes: uint64 [n, words] -> uint64 [n]."""
+  low, high = _multipliers(vectors.shape[1])
+  first = np.vecdot(vectors, low)
+  second = np.vecdot(vectors >> _HALF, high)
+  return first + ((second << np.uint64(29)) | (second >> np.uint64(35)))
 
 
 def names(keys: np.ndarray) -> np.ndarray:

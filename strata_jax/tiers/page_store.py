@@ -1,8 +1,8 @@
 """The third tier: pages of KV kept by content, on a disk or in a store shared by machines.
 
-A page is `page_bytes` raw bytes under a key of 32 bytes, a chained digest that covers the model and
-layout, the salt, the adapter and every token up to the page's end. Equal keys mean equal bytes, so
-a page that is present is never written again.
+A page is `page_bytes` raw bytes under a key (see `page_keys`), a chained digest that covers the
+model and layout, the salt, the adapter and every token up to the page's end. Equal keys mean equal
+bytes, so a page that is present is never written again.
 """
 
 import dataclasses
@@ -15,7 +15,6 @@ from typing import Protocol
 
 import numpy as np
 
-KEY_BYTES = 32
 DEFAULT_SEGMENT_BYTES = 128 << 20
 
 
@@ -149,7 +148,7 @@ def open_store(
     from strata_jax.tiers.memory_store import MemoryStore
 
     return MemoryStore(page_bytes=page_bytes, capacity_bytes=capacity_bytes)
-  if url.lstrip().startswith("{") or ("://" in url and not url.startswith("orbax://")):
+  if is_key_value(url):
     from strata_jax.tiers.tensorstore_pages import TensorStorePages
 
     return TensorStorePages(
@@ -161,6 +160,11 @@ def open_store(
     folder_of(url), page_bytes=page_bytes, fingerprint=fingerprint, capacity_bytes=capacity_bytes,
     segment_bytes=segment_bytes,
   )  # fmt: skip
+
+
+def is_key_value(url: str) -> bool:
+  """Whether a URL names a TensorStore key-value store."""
+  return url.lstrip().startswith("{") or ("://" in url and not url.startswith("orbax://"))
 
 
 def folder_of(url: str) -> str:

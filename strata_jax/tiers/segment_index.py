@@ -16,8 +16,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from strata_jax.page_keys import KEY_BYTES
 from strata_jax.tiers import page_checksum
-from strata_jax.tiers.page_store import KEY_BYTES
 
 PAGES_FILE = "pages/0.0"
 INDEX_FILE = "index/0"
@@ -113,7 +113,7 @@ class Segment:
   def key(self, row: int) -> bytes:
     return self.keys[row].tobytes()
 
-  def raw(self) -> RawFile:
+  def open(self) -> RawFile:
     """The open file of pages. Raises FileNotFoundError when another process took it away."""
     if self.file is None:
       self.file = RawFile(os.path.join(self.path, PAGES_FILE))
@@ -216,6 +216,9 @@ class SegmentIndex:
   def __contains__(self, key: bytes) -> bool:
     return key in self._where
 
+  def keys(self) -> list[bytes]:
+    return list(self._where)
+
   def find(self, key: bytes) -> tuple[Segment, int] | None:
     """The segment and row that hold a page."""
     code = self._where.get(key)
@@ -224,6 +227,8 @@ class SegmentIndex:
     return self._numbered[code >> _ROW_BITS], code & ((1 << _ROW_BITS) - 1)
 
   def add(self, segment: Segment) -> None:
+    """Takes in a segment that is not there yet."""
+    assert segment.name not in self.segments, segment.name
     segment.number = self._next_number
     self._next_number += 1
     self.segments[segment.name] = segment

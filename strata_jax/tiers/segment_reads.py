@@ -8,8 +8,7 @@ import numpy as np
 from strata_jax.tiers import page_checksum
 from strata_jax.tiers.segment_index import RawFile, Segment
 
-_CALL_BYTES = 1 << 18  # read by one call and checked while it is in the processor's cache
-_CALL_PAGES = 512  # the system takes 1,024 buffers a call
+_CALL_PAGES = 1024  # the system takes so many buffers a call
 _PART_BYTES = 1 << 20  # less is not worth another thread
 
 
@@ -28,42 +27,59 @@ def live_runs(segment: Segment) -> list[Run]:
   return [Run(segment, int(part[0]), part.tolist()) for part in np.split(rows, breaks) if len(part)]
 
 
-def split(runs: list[Run], page_bytes: int, parts: int) -> list[list[Run]]:
-  """Shares reads out to at most `parts` threads, by bytes."""
-  total = sum(len(run.wanted) for run in runs)
-  parts = max(1, min(parts, total * page_bytes // _PART_BYTES))
-  share = -(-total // parts)
-  result: list[list[Run]] = []
+def split(runs: list[Run], page_bytes: int, share_bytes: int) -> list[list[Run]]:
+  """Cuts reads into parts of at most `share_bytes`, or one page."""
+  share = max(1, share_bytes // page_bytes)
+  parts: list[list[Run]] = []
   room = 0
   for run in runs:
     row, wanted = run.row, run.wanted
     while wanted:
       if not room:
-        result.append([])
+        parts.append([])
         room = share
-      result[-1].append(Run(run.segment, row, wanted[:room]))
+      parts[-1].append(Run(run.segment, row, wanted[:room]))
       took = min(room, len(wanted))
       row, wanted, room = row + took, wanted[took:], room - took
-  return result
+  return parts
 
 
-def read_run(run: Run, file: RawFile, out: np.ndarray, rows: np.ndarray) -> np.ndarray:
-  """Reads the run's pages into `out[rows[i]]` for i of `run.wanted`: bool [pages], which are right.
+def share_out(runs: list[Run], page_bytes: int, threads: int) -> list[list[Run]]:
+  """Shares reads out to at most `threads` threads, by bytes."""
+  total_bytes = sum(len(run.wanted) for run in runs) * page_bytes
+  share_bytes = max(_PART_BYTES, -(-total_bytes // threads))
+  return split(runs, page_bytes, share_bytes)
+
+
+def read_run(run: Run, file: RawFile, out: np.ndarray, rows: np.ndarray) -> int:
+  """Reads the run's pages into `out[rows[i]]` for i of `run.wanted`; how many came whole.
 
   Raises:
     OSError: the medium refused.
   """
   page_bytes = out.shape[1]
-  step = max(1, min(_CALL_PAGES, _CALL_BYTES // page_bytes))
-  right = np.zeros(len(run.wanted), bool)
-  for at in range(0, len(right), step):
-    part = rows[run.wanted[at : at + step]]
-    row = run.row + at
-    adjoining = bool((np.diff(part) == 1).all())
-    buffers = [out[part[0] : part[-1] + 1]] if adjoining else [out[i] for i in part]
-    got = os.preadv(file.fd, buffers, row * page_bytes)
-    whole = got // page_bytes
-    pages = out[part[0] : part[0] + whole] if adjoining else out[part[:whole]]
-    found = page_checksum.checksums(pages)
-    right[at : at + whole] = found == run.segment.expected[row : row + whole]
-  return right
+  whole = 0
+  for at in range(0, len(run.wanted), _CALL_PAGES):
+    places = [int(rows[i]) for i in run.wanted[at : at + _CALL_PAGES]]
+    first, count = places[0], len(places)
+    if places == list(range(first, first + count)):
+      buffers = [out[first : first + count]]
+    else:
+      buffers = [out[place] for place in places]
+    got = os.preadv(file.fd, buffers, (run.row + at) * page_bytes) // page_bytes
+    whole += got
+    if got < count:
+      break
+  return whole
+
+
+def check(out: np.ndarray, places: np.ndarray, expected: np.ndarray) -> np.ndarray:
+  """Which of the pages `out[places]` have the checksums expected: bool [places]."""
+  if not len(places):
+    return np.zeros(0, bool)
+  if places[-1] - places[0] == len(places) - 1 and (np.diff(places) == 1).all():
+    return page_checksum.checksums(out[places[0] : places[-1] + 1]) == expected
+  if out.shape[1] < page_checksum.BATCH_BYTES >> 5:  # many small pages: one copy is cheaper
+    return page_checksum.checksums(out[places]) == expected
+  found = [page_checksum.checksums(out[place : place + 1]) for place in places]
+  return np.concatenate(found) == expected

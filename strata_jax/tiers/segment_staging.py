@@ -10,8 +10,8 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from strata_jax.page_keys import KEY_BYTES
 from strata_jax.tiers import page_checksum
-from strata_jax.tiers.page_store import KEY_BYTES
 
 _COPY_BYTES = 1 << 20  # copied and hashed while it is in the processor's cache
 log = logging.getLogger(__name__)

@@ -15,11 +15,13 @@ from concurrent.futures import Future
 import numpy as np
 import tensorstore as ts
 
+from strata_jax import page_keys
 from strata_jax.tiers import page_checksum, page_store
 from strata_jax.tiers.segment_index import namespace_of
 
 _MAGIC = b"STRPAGE1"
 _TRAILER = struct.Struct("<8sQ")  # magic, checksum
+TRAILER_BYTES = _TRAILER.size
 _LOOKUPS = 64  # look-ups under way at a time
 _IN_FLIGHT_BYTES = 64 << 20  # of reads or writes under way
 _BOUNDED = {"max_retries": 4, "initial_delay": "50ms", "max_delay": "1s"}
@@ -28,6 +30,14 @@ _CONTEXT = {  # a store that is down is given up soon: the tier can do without i
   "gcs_request_retries": _BOUNDED,
 }
 log = logging.getLogger(__name__)
+
+
+def open_kv_store(spec: str | dict) -> ts.KvStore:
+  """Opens what a TensorStore URL or JSON object names. Raises ValueError."""
+  try:
+    return ts.KvStore.open(spec, context=ts.Context(_CONTEXT)).result()
+  except (ValueError, NotImplementedError) as error:
+    raise ValueError(f"store: {error}") from error
 
 
 class TensorStorePages:
@@ -58,7 +68,7 @@ class TensorStorePages:
     self._capacity_bytes = capacity_bytes
     if capacity_bytes is not None and capacity_bytes < self._value_bytes:
       raise ValueError(f"store: expected a capacity >= {self._value_bytes}, got {capacity_bytes}")
-    self.kv_store: ts.KvStore = ts.KvStore.open(spec, context=ts.Context(_CONTEXT)).result()
+    self.kv_store = open_kv_store(spec)
     self._namespace = namespace_of(fingerprint, page_bytes).hex()
     self.stats = dict.fromkeys(
       ("written_pages", "failed_writes", "evicted_pages", "bad_pages", "failed_reads"), 0
@@ -86,7 +96,7 @@ class TensorStorePages:
       texts = listed.result(timeout=self._timeout_s)
     except (ValueError, TimeoutError) as error:
       raise OSError(f"store: cannot be listed: {error}") from error
-    size = 2 * page_store.KEY_BYTES
+    size = 2 * page_keys.KEY_BYTES
     return [bytes.fromhex(text.decode()) for text in texts if len(text) == size]
 
   # Look-up.
@@ -159,20 +169,15 @@ class TensorStorePages:
     """Copies a page out of its value, uint8 [1, page_bytes], if it is right."""
     reason = f"{len(value)} bytes, not {self._value_bytes}"
     if len(value) == self._value_bytes:
-      magic, checksum = _TRAILER.unpack_from(value, self.page_bytes)
+      reason = fault_of(key, value)
+    if not reason:
       out[0] = np.frombuffer(value, np.uint8, self.page_bytes)
-      if magic == _MAGIC and self._checksum(key, out) == checksum:
-        return True
-      reason = "it fails its checksum"
+      return True
     with self._lock:
       self.stats["bad_pages"] += 1
     log.warning("store: page %s is a miss: %s", self.name(key), reason)
     self.delete([key])
     return False
-
-  def _checksum(self, key: bytes, page: np.ndarray) -> int:
-    named = page_checksum.names(np.frombuffer(key, np.uint8)[None])
-    return int((page_checksum.checksums(page) ^ named)[0])
 
   def _use(self, keys: Sequence[bytes]) -> None:
     """Notes keys as just used."""
@@ -204,7 +209,7 @@ class TensorStorePages:
         return _nothing_new(self._pending[key])
       future: Future[int] = Future()
       self._pending[key] = future
-    value = page.tobytes() + _TRAILER.pack(_MAGIC, self._checksum(key, page))
+    value = page.tobytes() + _TRAILER.pack(_MAGIC, _checksum(key, page))
     self._make_room()
     self._slots.acquire()
     self.kv_store.write(self.name(key), value).add_done_callback(
@@ -285,6 +290,25 @@ class TensorStorePages:
 
   def close(self) -> None:
     self.flush()
+
+
+def _checksum(key: bytes, page: np.ndarray) -> int:
+  """The checksum of a page, uint8 [1, page_bytes], tied to its key."""
+  named = page_checksum.names(np.frombuffer(key, np.uint8)[None])
+  return int((page_checksum.checksums(page) ^ named)[0])
+
+
+def fault_of(key: bytes, value: bytes) -> str:
+  """What is wrong with a page's value as stored; empty if it is right."""
+  page_bytes = len(value) - _TRAILER.size
+  if page_bytes < 1:
+    return f"only {len(value)} bytes"
+  magic, checksum = _TRAILER.unpack_from(value, page_bytes)
+  if magic != _MAGIC:
+    return "no trailer, or one of another format"
+  if _checksum(key, np.frombuffer(value, np.uint8, page_bytes)[None]) != checksum:
+    return "it fails its checksum"
+  return ""
 
 
 def _settle(future: Future, function: Callable, *arguments) -> None:

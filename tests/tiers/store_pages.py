@@ -1,4 +1,4 @@
-"""Pages and keys for tests of page stores: the bytes follow from the key, so any page can be judged."""
+"""Pages and keys for tests of page stores: the bytes follow from the key."""
 
 import hashlib
 
