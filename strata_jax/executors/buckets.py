@@ -7,6 +7,9 @@ from strata_jax import config as config_lib
 from strata_jax import validation
 from strata_jax.tiers import layout
 
+_TRANSFER_TOKENS = 1024  # moved by one call at most
+_TRANSFER_OVERHEAD_PAGES = 4  # what one more call costs
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Buckets:
@@ -25,6 +28,14 @@ class Buckets:
         validation.fail(self, field, "ascending sizes >= 1", sizes)
     validation.check_int(self, "table_pages", minimum=1)
     validation.check_int(self, "piece_overhead_tokens", minimum=0)
+
+  def chunk_pieces(self, tokens: int) -> tuple[tuple[int, int], ...]:
+    """The pieces (valid, padded) that a prefill of `tokens` is computed in."""
+    return cut(tokens, self.chunk_tokens, self.piece_overhead_tokens)
+
+  def transfer_pieces(self, pages: int) -> tuple[tuple[int, int], ...]:
+    """The pieces (valid, padded) that a list of `pages` is moved in."""
+    return cut(pages, self.transfer_pages, _TRANSFER_OVERHEAD_PAGES)
 
   @property
   def shapes(self) -> tuple[tuple[int, int], ...]:
@@ -46,7 +57,7 @@ def make_buckets(
   context_tokens: int,
   piece_tokens: int = 512,
 ) -> Buckets:
-  """Few buckets for a run, each a factor of 4 (page lists: 8) below the next.
+  """Few buckets for a run, each a factor of 4 below the next.
 
   Args:
     page_layout: of both pools.
@@ -57,11 +68,12 @@ def make_buckets(
   """
   context_pages = min(-(-context_tokens // page_layout.page_size), device_pages)
   chunk = min(piece_tokens, serving.step_tokens, context_pages * page_layout.page_size)
+  # Longer lists are cut into pieces, so that the largest need not hold a whole context.
+  transfer = min(max(_TRANSFER_TOKENS // page_layout.page_size, 4), device_pages)
   return Buckets(
     chunk_tokens=ladder(32, chunk, 4),
     decode_requests=ladder(1, serving.running_requests, 4),
-    # A list is cut into pieces, so that the largest need not hold a whole context.
-    transfer_pages=ladder(4, min(device_pages, 256), 8),
+    transfer_pages=ladder(-(-transfer // 16), transfer, 4),
     table_pages=context_pages,
   )
 
@@ -87,7 +99,7 @@ def smallest_bucket(count: int, sizes: tuple[int, ...]) -> int:
 
 
 def cut(count: int, sizes: tuple[int, ...], overhead: int) -> tuple[tuple[int, int], ...]:
-  """Cuts `count` > 0 into pieces (valid, bucket) whose buckets and overheads sum up to little.
+  """Cuts `count` into pieces (valid, bucket) whose buckets and overheads sum up to little.
 
   Whole largest buckets first; of the rest, each step takes either one bucket that holds all of it
   or the largest full bucket below, whichever is cheaper.

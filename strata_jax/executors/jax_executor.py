@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from strata_jax import attention as attention_lib
 from strata_jax import config as config_lib
 from strata_jax import sampling as sampling_lib
 from strata_jax.executors import buckets as buckets_lib
@@ -84,13 +85,16 @@ class JaxExecutor:
       attention: the implementation of attention by name.
 
     Raises:
-      ValueError: the layout is not the model's, or there is no such back end here.
+      ValueError: the layout is not the model's, or there is no such back end or attention here.
     """
     expected = config.page_layout(page_layout.page_size, page_layout.dtype)
     if page_layout != expected:
       raise ValueError(f"page layout: expected {expected}, got {page_layout}")
+    if attention not in attention_lib.IMPLEMENTATIONS:
+      names = ", ".join(attention_lib.IMPLEMENTATIONS)
+      raise ValueError(f"attention: expected one of {names}, got {attention!r}")
     self._config = config
-    self._layout = page_layout
+    self._page_size = page_layout.page_size
     self._buckets = buckets
     self._attention = attention
     self._target = jax.devices()[0]
@@ -115,6 +119,11 @@ class JaxExecutor:
   def host_pool(self) -> io_backend.HostPool | None:
     """The pool as of the last launch; hold no view of it across one."""
     return self._host
+
+  @property
+  def buckets(self) -> buckets_lib.Buckets:
+    """The padded shapes."""
+    return self._buckets
 
   @property
   def recompiles(self) -> int:
@@ -235,11 +244,10 @@ class JaxExecutor:
     self._mark(programs.marker(self._device[-1]), done)
 
   def _launch_prefill(self, work: protocol.PrefillWork, step: _Step) -> None:
-    table = self._table([work.page_table], 1)
+    table = self._table([(work.page_table, work.start + len(work.token_ids))], 1)
     start, token_ids = work.start, work.token_ids
     x = lengths = None
-    overhead = self._buckets.piece_overhead_tokens
-    for count, bucket in buckets_lib.cut(len(token_ids), self._buckets.chunk_tokens, overhead):
+    for count, bucket in self._buckets.chunk_pieces(len(token_ids)):
       ids = np.zeros((1, bucket), np.int32)
       ids[0, :count], token_ids = token_ids[:count], token_ids[count:]
       device_ids, starts, lengths = self._put(
@@ -268,7 +276,8 @@ class JaxExecutor:
       batch = works[first : first + largest]
       rows = buckets_lib.smallest_bucket(len(batch), self._buckets.decode_requests)
       request_ids = tuple(work.request_id for work in batch)
-      table = self._table([work.page_table for work in batch], rows)
+      contexts = [(work.page_table, work.position + decode_steps) for work in batch]
+      table = self._table(contexts, rows)
       ids, positions, lengths = np.zeros((3, rows), np.int32)
       ids[: len(batch)] = [work.token_id for work in batch]
       positions[: len(batch)] = [work.position for work in batch]
@@ -336,11 +345,15 @@ class JaxExecutor:
       request.outputs += 1
     return self._put((temperatures, seeds, indices))
 
-  def _table(self, tables: Sequence[np.ndarray], rows: int) -> jax.Array:
+  def _table(self, contexts: Sequence[tuple[np.ndarray, int]], rows: int) -> jax.Array:
+    """Page tables, each with the tokens that it must have room for, padded to [rows, N]."""
     padded = np.zeros((rows, self._buckets.table_pages), np.int32)
-    for row, table in enumerate(tables):
-      if len(table) > padded.shape[1]:
-        raise ValueError(f"page table: expected at most {padded.shape[1]} pages, got {len(table)}")
+    for row, (table, tokens) in enumerate(contexts):
+      if tokens > len(table) * self._page_size or len(table) > padded.shape[1]:
+        raise ValueError(
+          f"page table: expected room for {tokens} tokens in at most {padded.shape[1]} pages, "
+          f"got {len(table)} pages of {self._page_size}"
+        )
       padded[row, : len(table)] = table
     return self._put(padded)
 
@@ -348,12 +361,12 @@ class JaxExecutor:
     self, sources: np.ndarray, targets: np.ndarray
   ) -> Iterator[tuple[jax.Array, jax.Array, jax.Array]]:
     """Count, sources and targets of each piece of a transfer, padded."""
-    sizes = self._buckets.transfer_pages
-    for first in range(0, len(sources), sizes[-1]):
-      count = min(len(sources) - first, sizes[-1])
-      lists = np.zeros((2, buckets_lib.smallest_bucket(count, sizes)), np.int32)
+    first = 0
+    for count, bucket in self._buckets.transfer_pieces(len(sources)):
+      lists = np.zeros((2, bucket), np.int32)
       lists[0, :count] = sources[first : first + count]
       lists[1, :count] = targets[first : first + count]
+      first += count
       yield self._put((np.int32(count), lists[0], lists[1]))
 
   def _mark(self, ready: jax.Array, happen: Callable[[float], protocol.Event | None]) -> None:

@@ -17,15 +17,14 @@ def make_device_pool(
   """
   sharding = jax.sharding.SingleDeviceSharding(device or jax.devices()[0])
   shape = page_layout.device_shape(pages)
-  return tuple(
-    jnp.zeros(shape, page_layout.dtype, device=sharding) for _ in range(page_layout.num_layers)
-  )
+  zeros = jax.jit(lambda: jnp.zeros(shape, page_layout.dtype), out_shardings=sharding)
+  return tuple(zeros() for _ in range(page_layout.num_layers))
 
 
 def read_pages(pool: io_backend.DevicePool, slots: np.ndarray) -> np.ndarray:
-  """Copies of pages `[pages, layers, 2, page_size, kv_heads, head_dim]`; slow, for tests."""
-  slots = np.asarray(slots)
-  return np.stack([np.asarray(layer)[slots] for layer in pool], axis=1)
+  """Copies of pages `[pages, layers, 2, page_size, kv_heads, head_dim]`; no fast path."""
+  slots = jnp.asarray(slots)
+  return np.stack([np.asarray(layer[slots]) for layer in pool], axis=1)
 
 
 def buffer_pointers(pool: io_backend.DevicePool) -> tuple[int, ...]:

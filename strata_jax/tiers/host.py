@@ -1,5 +1,7 @@
 """The host pool: page-first, one array in pinned host memory that never moves."""
 
+import ctypes
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,9 +25,19 @@ def make_host_pool(
   return jax.device_put(np.zeros(shape, jnp.dtype(page_layout.dtype)), sharding)
 
 
-def read_pages(pool: io_backend.HostPool, slots: np.ndarray) -> np.ndarray:
-  """Copies of pages `[pages, layers, 2, page_size, kv_heads, head_dim]`.
+def page_bytes(pool: io_backend.HostPool) -> np.ndarray:
+  """The pool's own memory as uint8 [pages, bytes of a page], to read and to write pages in place.
 
-  The view it takes is gone when it returns, so that the pool can be donated again.
+  It holds no reference to the pool: the pool stays donatable, and the memory is gone with the last
+  array that stands for the pool. A view that numpy makes of the array itself would stay alive
+  inside the array, and a donation would then copy the pool.
   """
-  return np.asarray(pool)[np.asarray(slots)]
+  pool.block_until_ready()
+  memory = (ctypes.c_uint8 * pool.nbytes).from_address(pool.unsafe_buffer_pointer())
+  return np.ctypeslib.as_array(memory).reshape(pool.shape[0], -1)
+
+
+def read_pages(pool: io_backend.HostPool, slots: np.ndarray) -> np.ndarray:
+  """Copies of pages `[pages, layers, 2, page_size, kv_heads, head_dim]`."""
+  copies = page_bytes(pool)[np.asarray(slots)]
+  return copies.view(pool.dtype).reshape(-1, *pool.shape[1:])
