@@ -1,6 +1,5 @@
 """The executor with real pages and a real model, on JAX's default device."""
 
-import collections
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +12,11 @@ from strata_jax import attention as attention_lib
 from strata_jax import config as config_lib
 from strata_jax import sampling as sampling_lib
 from strata_jax.executors import buckets as buckets_lib
-from strata_jax.executors import programs, protocol
+from strata_jax.executors import programs, protocol, watcher
 from strata_jax.models import llama
 from strata_jax.tiers import device as device_tier
 from strata_jax.tiers import host as host_tier
 from strata_jax.tiers import io_auto, io_backend, layout
-
-_POLL_S = 5e-4
 
 # progress(programs compiled, programs in all, what was compiled)
 Progress = Callable[[int, int, str], None]
@@ -41,11 +38,7 @@ class _Step:
   loads_end_s: float
   prefill_end_s: float
   results: list[tuple[tuple[int, ...], jax.Array, jax.Array]]  # request ids, ids [B, 1], gaps [B]
-
-
-# A point in the work launched: an array that is ready when the work before it is done, and what
-# then happens, given the time.
-_Point = tuple[Callable[[], jax.Array], Callable[[float], protocol.Event | None]]
+  block: Callable[[], object]  # returns when what was launched last is done
 
 
 class JaxExecutor:
@@ -53,8 +46,8 @@ class JaxExecutor:
 
   A step is launched in the order backups, loads, prefills, decodes; the order in which pages are
   read and written follows from data dependence, since every pool is passed through every program
-  that touches it. `launch` only enqueues; `wait` blocks on what was enqueued, in that order, and
-  reports the time at which each part was done.
+  that touches it. `launch` only enqueues; a thread beside it waits for each part in that order and
+  takes the time at which it was done; `wait` hands the events over.
 
   Shapes are padded to `buckets`. `warmup` compiles all programs; afterwards `recompiles` counts
   compilations that a step caused, which is a bug.
@@ -105,7 +98,7 @@ class JaxExecutor:
     if host_pages:
       self._host = host_tier.make_host_pool(page_layout, host_pages, self._target)
     self._requests: dict[int, _Registered] = {}
-    self._points: collections.deque[_Point] = collections.deque()
+    self._watcher = watcher.Watcher()
     self._compilations = programs.CompileCounter()
     self._compiled_before = 0
     self._origin_s = time.perf_counter()
@@ -178,7 +171,7 @@ class JaxExecutor:
     """
     step = _Step(
       step_id=work.step_id, started_s=self.now_s(), waits=any(p.waits_for for p in work.prefills),
-      loads_end_s=0.0, prefill_end_s=0.0, results=[],
+      loads_end_s=0.0, prefill_end_s=0.0, results=[], block=lambda: None,
     )  # fmt: skip
     with self._compilations, jax.transfer_guard("disallow"):
       for backup in work.backups:
@@ -190,9 +183,7 @@ class JaxExecutor:
       if work.decodes:
         self._launch_decodes(work.decodes, work.decode_steps, step)
     if work.computes:
-      # Behind the decodes, or behind the last prefill, whose point was added last.
-      ready = (lambda: step.results[-1][2]) if work.decodes else self._points[-1][0]
-      self._points.append((ready, lambda at_s: self._finish(step, at_s)))
+      self._watcher.add(step.block, lambda: self._finish(step))
 
   def wait(self, until_s: float | None) -> list[protocol.Event]:
     """See `protocol.Executor`.
@@ -200,48 +191,27 @@ class JaxExecutor:
     Raises:
       RuntimeError: nothing is under way and there is no time limit: it would wait for ever.
     """
-    if not self._points and until_s is None:
-      raise RuntimeError("nothing is under way")
-    events: list[protocol.Event] = []
-    while self._points:
-      marker = self._points[0][0]()
-      if not marker.is_ready():
-        if events:
-          break
-        if until_s is None:
-          jax.block_until_ready(marker)
-        elif self.now_s() >= until_s:
-          break
-        else:
-          time.sleep(min(_POLL_S, max(until_s - self.now_s(), 0.0)))
-          continue
-      _, happen = self._points.popleft()
-      event = happen(self.now_s())
-      if event is not None:
-        events.append(event)
-    if not events and until_s is not None:
-      time.sleep(max(until_s - self.now_s(), 0.0))
-    return events
+    return self._watcher.wait(None if until_s is None else max(until_s - self.now_s(), 0.0))
 
   def _launch_backup(self, work: protocol.BackupWork) -> None:
     host = self._need_host()
     for count, sources, targets in self._page_lists(work.device_slots, work.host_slots):
       host = self._io.store(self._device, host, sources, targets, count)
       self._host = host
-    # A later backup donates this array; then the later one's marks the end of both.
-    done = lambda at_s: protocol.BackupDone(work.transfer_id, at_s)
-    self._points.append((self._need_host, done))
+    self._watcher.add(
+      self._block_on_host, lambda: protocol.BackupDone(work.transfer_id, self.now_s())
+    )
 
   def _launch_load(self, work: protocol.LoadWork, step: _Step) -> None:
     host = self._need_host()
     for count, sources, targets in self._page_lists(work.host_slots, work.device_slots):
       self._device = self._io.load(host, self._device, sources, targets, count)
 
-    def done(at_s: float) -> protocol.Event:
-      step.loads_end_s = at_s
-      return protocol.LoadDone(work.transfer_id, at_s)
+    def done() -> protocol.Event:
+      step.loads_end_s = self.now_s()
+      return protocol.LoadDone(work.transfer_id, step.loads_end_s)
 
-    self._mark(programs.marker(self._device[-1]), done)
+    self._watcher.add(programs.marker(self._device[-1]).block_until_ready, done)
 
   def _launch_prefill(self, work: protocol.PrefillWork, step: _Step) -> None:
     table = self._table([(work.page_table, work.start + len(work.token_ids))], 1)
@@ -258,15 +228,18 @@ class JaxExecutor:
     if x is None or lengths is None:
       raise ValueError(f"prefill of request {work.request_id}: expected tokens, got none")
 
-    def done(at_s: float) -> None:
-      step.prefill_end_s = at_s
-
     if work.samples:
       draws = self._draws([work.request_id], 1)
-      step.results.append(((work.request_id,), *self._head(x, lengths, draws)))
-      self._mark(step.results[-1][2], done)
+      result = self._head(x, lengths, draws)
+      step.results.append(((work.request_id,), *result))
+      step.block = result[1].block_until_ready
     else:
-      self._mark(programs.marker(x), done)
+      step.block = programs.marker(x).block_until_ready
+
+    def done() -> None:
+      step.prefill_end_s = self.now_s()
+
+    self._watcher.add(step.block, done, gives_event=False)
 
   def _launch_decodes(
     self, works: Sequence[protocol.DecodeWork], decode_steps: int, step: _Step
@@ -289,6 +262,7 @@ class JaxExecutor:
         draws = self._draws(request_ids, rows)
         device_ids, gaps = self._head(x, device_lengths, draws)
         step.results.append((request_ids, device_ids, gaps))
+        step.block = gaps.block_until_ready
 
   def _forward(
     self, token_ids: jax.Array, table: jax.Array, starts: jax.Array, lengths: jax.Array
@@ -309,8 +283,9 @@ class JaxExecutor:
   ) -> tuple[jax.Array, jax.Array]:
     return programs.head(self._params.head, x, lengths, *draws, config=self._config)
 
-  def _finish(self, step: _Step, at_s: float) -> protocol.StepDone:
+  def _finish(self, step: _Step) -> protocol.StepDone:
     """The event of a computed step; its results are ready."""
+    at_s = self.now_s()
     limit = sampling_lib.NEAR_TIE[self._config.dtype]
     tokens: dict[int, list[int]] = {}
     ties: dict[int, list[int]] = {}
@@ -369,9 +344,17 @@ class JaxExecutor:
       first += count
       yield self._put((np.int32(count), lists[0], lists[1]))
 
-  def _mark(self, ready: jax.Array, happen: Callable[[float], protocol.Event | None]) -> None:
-    """`ready` is never donated."""
-    self._points.append((lambda: ready, happen))
+  def _block_on_host(self) -> None:
+    """Returns when all backups launched so far, and perhaps later ones, have been written."""
+    while True:
+      host = self._need_host()
+      try:
+        host.block_until_ready()
+      except RuntimeError:
+        if not host.is_deleted():  # else a later backup took it over just now: wait for that one
+          raise
+      else:
+        return
 
   def _put(self, tree: Any) -> Any:
     return jax.device_put(tree, self._target)

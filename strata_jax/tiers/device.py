@@ -23,8 +23,8 @@ def make_device_pool(
 
 def read_pages(pool: io_backend.DevicePool, slots: np.ndarray) -> np.ndarray:
   """Copies of pages `[pages, layers, 2, page_size, kv_heads, head_dim]`; no fast path."""
-  slots = jnp.asarray(slots)
-  return np.stack([np.asarray(layer[slots]) for layer in pool], axis=1)
+  taken = jnp.asarray(slots)
+  return np.stack([np.asarray(layer[taken]) for layer in pool], axis=1)
 
 
 def buffer_pointers(pool: io_backend.DevicePool) -> tuple[int, ...]:
