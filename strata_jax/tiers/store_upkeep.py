@@ -181,7 +181,8 @@ class _Values:
     return Report(url=self.url, holdings=tuple(found.values()))
 
   def compact(self) -> Report:
-    return self.inspect()  # a page that is deleted takes no space
+    tensorstore_pages.sweep_files(self._kv_store)  # a page that is deleted takes no space
+    return self.inspect()
 
   def clear(self) -> Report:
     for future in [self._kv_store.write(name, None) for name in self._names()]:
