@@ -241,7 +241,6 @@ def test_every_split_point_of_a_prompt():
     assert h.held(tokens((0, 21)))[0] == 20
 
 
-@pytest.mark.slow
 def test_a_thousand_aborts_at_random_moments():
   rng = np.random.default_rng(0)
   h = Harness(page_size=2, device_pages=100, host_pages=100, checks=False)

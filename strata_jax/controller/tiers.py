@@ -166,7 +166,8 @@ class CacheTiers:
     for node in reversed(dropped):
       if node.slots[DEVICE] is None and not node.storage:
         self.stats.dropped_pages += len(node.tokens) // self.page_size
-      self.tree.prune(node)
+      if self.tree.nodes.get(node.id) is node:  # else it has gone with one below it
+        self.tree.prune(node)
 
   def clear(self) -> None:
     """Forgets all pages. The caller made sure that none is in use."""

@@ -69,6 +69,7 @@ def running_view(state: RequestState, tiers: CacheTiers, cache: CacheConfig) -> 
     tail_tokens=tail,
     output_tokens_left=max(state.max_length - state.length, 0),
     held_pages=_held_pages(state, tiers),
+    load_tokens_left=_load_tokens_left(state.load_ids, tiers) if state.phase == "parked" else None,
     tenant=request.tenant,
   )
 
@@ -81,11 +82,7 @@ def parked_view(running: Iterable[RequestState], tiers: CacheTiers) -> ParkedVie
   ids = {transfer_id for state in parked for transfer_id in state.load_ids}
   return ParkedView(
     request_ids=tuple(state.request_id for state in parked),
-    load_tokens_left=sum(
-      len(node.tokens)
-      for transfer_id in sorted(ids & tiers.transfers.keys())
-      for node in tiers.transfers[transfer_id].nodes
-    ),
+    load_tokens_left=_load_tokens_left(ids, tiers),
     compute_tokens=sum(state.chunk_end - state.chunk_start for state in parked),
   )
 
@@ -132,6 +129,15 @@ def _spans(nodes: list[Node], min_load_tokens: int) -> tuple[Span, ...]:
       for node, span in zip(nodes, spans, strict=True)
     )
   return tuple(spans)
+
+
+def _load_tokens_left(transfer_ids: Iterable[int], tiers: CacheTiers) -> int:
+  """Tokens of the transfers that have not come yet."""
+  return sum(
+    len(node.tokens)
+    for transfer_id in set(transfer_ids) & tiers.transfers.keys()
+    for node in tiers.transfers[transfer_id].nodes
+  )
 
 
 def _held_pages(state: RequestState, tiers: CacheTiers) -> int:
