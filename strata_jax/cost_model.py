@@ -64,6 +64,7 @@ class CostModel:
     if io.load_backend in ("kernel", "auto"):
       kind = "kernel" if io.capped_blocks else "kernel_uncapped"
     self.interference = profile.interference[kind]
+    self._decode_base_s: dict[int, float] = {}  # what a step costs beside attention, by requests
     self.load_rate = self._rate(profile.load, io.load_backend)
     self.backup_rate = self._rate(profile.backup, io.store_backend)
 
@@ -92,9 +93,12 @@ class CostModel:
 
   def decode_step_s(self, requests: int, context_tokens: int) -> float:
     """One step of `requests` requests that attend to `context_tokens` tokens in sum."""
-    attention_s = self.layers * context_tokens * self._kv_read_s
-    layers_s = self._matmul_s(requests) + self.layers * self._allreduce_s(requests)
-    return layers_s + attention_s + self._head_s(requests) + self.profile.hardware.pass_overhead_s
+    base_s = self._decode_base_s.get(requests)
+    if base_s is None:
+      layers_s = self._matmul_s(requests) + self.layers * self._allreduce_s(requests)
+      base_s = layers_s + self.prefill_tail_s(requests)
+      self._decode_base_s[requests] = base_s
+    return base_s + self.layers * context_tokens * self._kv_read_s
 
   # Transfers
 
@@ -109,7 +113,9 @@ class CostModel:
     return self.profile.hardware.transfer_latency_s + pages * self.page_load_s()
 
   def page_load_s(self) -> float:
-    return 0.0 if self.io.load_is_free else self._page_bytes() / self.load_rate
+    if self.io.load_is_free or not self.load_rate:  # nothing is loaded without a back end
+      return 0.0
+    return self._page_bytes() / self.load_rate
 
   def backup_s(self, pages: int) -> float:
     if not pages:

@@ -1,0 +1,130 @@
+"""Simulates a system serving a workload on a machine it does not have.
+
+  python -m experiments.simulate --workload=loogle_like --model=llama31_8b --hardware=h200 \\
+    --system=strata --initial_cache=host_warm --request_rate=20
+  python -m experiments.simulate --trace=conversation_trace.jsonl --trace_format=mooncake \\
+    --system=strata --page_size=16 --arrival_speedup=0.1
+
+The Mooncake traces overload one H200 at their own speed: `saturated` says so; slow them down with
+`--arrival_speedup` below 1. Writes `config.json`, `requests.jsonl`, `steps.jsonl`, `summary.json`
+and `waterfall.png` to --out. The same flags give the same rows, byte for byte.
+"""
+
+import contextlib
+import dataclasses
+import resource
+import time
+from typing import Any
+
+from experiments import flags, plots, run_folder, workload_flags
+from strata_jax import metrics, profile, recording, systems
+from strata_jax import simulation as sim
+from strata_jax.config import ServingConfig
+from strata_jax.scheduler.config import SchedulerConfig
+
+FLAGS = flags.FlagSet("Simulates a system serving a workload.")
+workload_flags.add(FLAGS)
+FLAGS.add_flag("model", str, "llama31_8b", "model of the profile")
+FLAGS.add_flag("hardware", str, "h200", "machine: <hardware>_<model>.json is the profile")
+FLAGS.add_flag("system", str, "strata", f"one of {', '.join(systems.SYSTEMS)}")
+FLAGS.add_flag("policy", str | None, None, "name, FILE.py:NAME or module:NAME for the system's")
+FLAGS.add_flag("page_size", int | None, None, "instead of the system's")
+FLAGS.add_flag("write_policy", str | None, None, "instead of the system's")
+FLAGS.add_flag("initial_cache", str, "cold", f"one of {', '.join(sim.INITIAL_CACHES)}")
+FLAGS.add(sim.PoolSizes)
+FLAGS.add(
+  ServingConfig,
+  defaults={
+    field.name: getattr(sim.SERVING, field.name) for field in dataclasses.fields(ServingConfig)
+  },
+)
+FLAGS.add(SchedulerConfig, skip=("layerwise", "min_load_tokens"))
+FLAGS.add_flag("slo_ttft_s", float | None, None, "a good request's TTFT is at most this")
+FLAGS.add_flag("slo_tpot_s", float | None, None, "and its time per output token at most this")
+FLAGS.add_flag("record", str | None, None, "file for every view and plan")
+FLAGS.add_flag("out", str, "runs/simulate", "folder that the run writes")
+
+
+def main(args: flags.Args) -> None:
+  """Runs the experiment."""
+  began_s = time.perf_counter()
+  with flags.usage_errors():
+    machine = sim.find_profile(args.hardware, args.model)
+    workload = workload_flags.workload(args)
+    system = _system(args)
+    serving = args.config(ServingConfig)
+    pools = args.config(sim.PoolSizes)
+    cache = sim.cache_config(system, machine, workload, pools)
+    out = run_folder.open_run(
+      args.out,
+      {
+        "flags": args.as_dict(), "seed": args.seed, "system": system, "serving": serving,
+        "scheduler": system.scheduler_config, "cache": cache, "profile": machine.name,
+        "profile_numbers": {
+          key: {"kind": kind, "source": source} for key, kind, source in profile.numbers(machine)
+        },
+      },
+    )  # fmt: skip
+    with (
+      _recorder(args, system) as record,
+      run_folder.Progress(len(workload.requests), "simulate") as bar,
+    ):
+      run = sim.simulate(
+        workload, machine, system, policy=args.policy, serving=serving, pools=pools,
+        initial_cache=args.initial_cache, recorder=record,
+        progress=lambda done, _: bar.update(done),
+      )  # fmt: skip
+  result = run.result
+  run_folder.write_jsonl(out / "requests.jsonl", (request_row(r) for r in result.requests))
+  run_folder.write_jsonl(out / "steps.jsonl", result.steps)
+  summary = {
+    "workload": workload.name,
+    "system": system.name,
+    "policy": args.policy or system.policy,
+    "profile": machine.name,
+    "page_size": system.page_size,
+    "device_tokens": cache.device_tokens,
+    "host_tokens": cache.host_tokens,
+    "initial_cache": args.initial_cache,
+    "seed": args.seed,
+    **run.summary(slo_ttft_s=args.slo_ttft_s, slo_tpot_s=args.slo_tpot_s),
+    **{f"workload_{key}": value for key, value in workload.notes.items()},
+    "isolated_ttft_s": sim.isolated_ttft_s(workload, run.costs, serving),
+    "wall_s": time.perf_counter() - began_s,
+    "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+  }
+  plots.waterfall(out / "waterfall.png", result.requests)
+  run_folder.finish(out, summary)
+
+
+def request_row(record: metrics.RequestRecord) -> dict[str, Any]:
+  """The request's row without its output ids, which the workload forced anyhow."""
+  row = record.row()
+  del row["output_ids"], row["near_ties"]
+  return row
+
+
+def _system(args: flags.Args) -> systems.SystemConfig:
+  """The preset with what flags say otherwise."""
+  system = systems.system(args.system)
+  scheduler = args.config(SchedulerConfig, base=system.scheduler)
+  changes: dict[str, Any] = {"scheduler": scheduler}
+  if args.page_size is not None:
+    changes["page_size"] = args.page_size
+  if args.write_policy is not None:
+    changes["write_policy"] = args.write_policy
+  return dataclasses.replace(system, **changes)
+
+
+def _recorder(
+  args: flags.Args, system: systems.SystemConfig
+) -> contextlib.AbstractContextManager[recording.Recorder | None]:
+  if args.record is None:
+    return contextlib.nullcontext()
+  return recording.Recorder(
+    args.record, policy=args.policy or system.policy, config=system.scheduler_config
+  )
+
+
+if __name__ == "__main__":
+  FLAGS.run(main)

@@ -1,0 +1,152 @@
+"""Runs a declared grid of simulations: parallel, resumable, one table and plots at the end.
+
+  python -m experiments.sweep --name=throughput_at_ttft --out=runs/fig8
+  python -m experiments.sweep --name=ablation --quick
+  python -m experiments.sweep --name=my_sweep.py            # a file with SWEEP in it
+
+A cell that was measured by the same code stays on file under --out and is not run again.
+"""
+
+import concurrent.futures
+import functools
+import hashlib
+import importlib.util
+import json
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments import flags, run_folder
+from experiments.sweeps import SWEEPS
+from experiments.sweeps.types import Cell, Options, Row, Sweep
+
+_SOURCES = ("strata_jax", "experiments")
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+FLAGS = flags.FlagSet("Runs a sweep of simulations.")
+FLAGS.add_flag("name", str, "throughput_at_ttft", f"FILE.py or one of {', '.join(SWEEPS)}")
+FLAGS.add(Options)
+FLAGS.add_flag("workers", int, 2, "processes")
+FLAGS.add_flag("out", str | None, None, "folder that the run writes (default: runs/sweep_NAME)")
+
+
+def main(args: flags.Args) -> None:
+  """Runs the experiment."""
+  began_s = time.perf_counter()
+  with flags.usage_errors():
+    sweep = find(args.name)
+    options = args.config(Options)
+    if args.workers < 1:
+      raise ValueError(f"--workers: expected an integer >= 1, got {args.workers}")
+    configs = sweep.cells(options)
+    out = run_folder.open_run(
+      args.out or f"runs/sweep_{sweep.name}",
+      {"flags": args.as_dict(), "seed": None, "cells": configs},
+    )
+  found = measure_all(sweep, configs, out, args.workers)
+  rows = sweep.table(options, found)
+  run_folder.write_jsonl(out / "rows.jsonl", rows)
+  if sweep.plot is not None:
+    sweep.plot(out / f"{sweep.name}.png", rows)
+  if sweep.plot_cells is not None:
+    sweep.plot_cells(out / f"{sweep.name}.png", found)
+  run_folder.say(text_table(rows))
+  run_folder.finish(
+    out,
+    {
+      "sweep": sweep.name,
+      "cells": len(found),
+      "rows": rows,
+      "wall_s": time.perf_counter() - began_s,
+    },
+  )
+
+
+def find(name: str) -> Sweep:
+  """A sweep by name, or `SWEEP` of a Python file. Raises ValueError."""
+  if name in SWEEPS:
+    return SWEEPS[name]
+  path = pathlib.Path(name)
+  if not (name.endswith(".py") and path.is_file()):
+    raise ValueError(f"--name: expected FILE.py or one of {', '.join(SWEEPS)}, got {name!r}")
+  spec = importlib.util.spec_from_file_location(path.stem, path)
+  assert spec is not None
+  assert spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  sweep = getattr(module, "SWEEP", None)
+  if not isinstance(sweep, Sweep):
+    raise ValueError(f"--name: expected SWEEP, a Sweep, in {name}")
+  return sweep
+
+
+def measure_all(
+  sweep: Sweep, configs: Sequence[Mapping[str, Any]], out: pathlib.Path, workers: int
+) -> list[Cell]:
+  """Measures what is not on file yet; cells in the order of `configs`."""
+  folder = out / "cells"
+  folder.mkdir(exist_ok=True)
+  paths = [folder / f"{cell_key(sweep.name, config)}.json" for config in configs]
+  missing = [index for index, path in enumerate(paths) if not path.exists()]
+  with run_folder.Progress(len(configs), sweep.name) as bar:
+    bar.update(len(configs) - len(missing))
+    done = len(configs) - len(missing)
+    with concurrent.futures.ProcessPoolExecutor(workers) as pool:
+      futures = {pool.submit(sweep.measure, configs[index]): index for index in missing}
+      for future in concurrent.futures.as_completed(futures):
+        index = futures[future]
+        cell = {"config": configs[index], "measured": future.result()}
+        partial = paths[index].with_suffix(".part")
+        run_folder.write_json(partial, cell)
+        partial.replace(paths[index])
+        done += 1
+        bar.update(done, str(configs[index].get("label", "")))
+  return [
+    (config, json.loads(path.read_text(encoding="utf-8"))["measured"])
+    for config, path in zip(configs, paths, strict=True)
+  ]
+
+
+def cell_key(name: str, config: Mapping[str, Any]) -> str:
+  """Names a cell by what it depends on: its config and the sources."""
+  text = json.dumps([name, run_folder.plain(config), repr(config), source_digest()])
+  return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+@functools.cache
+def source_digest() -> str:
+  """A digest of all sources and profiles that a simulation may use."""
+  digest = hashlib.blake2b(digest_size=16)
+  for folder in _SOURCES:
+    for path in sorted((_ROOT / folder).rglob("*")):
+      if path.suffix in (".py", ".json"):
+        digest.update(str(path.relative_to(_ROOT)).encode() + b"\0" + path.read_bytes())
+  return digest.hexdigest()
+
+
+def text_table(rows: Sequence[Row]) -> str:
+  """The rows for people."""
+  if not rows:
+    return "no rows"
+  columns = [key for key in rows[0] if not isinstance(rows[0][key], dict)]
+  cells = [columns, *([_text(row.get(column)) for column in columns] for row in rows)]
+  widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+  return "\n".join(
+    "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+    for row in cells
+  )
+
+
+def _text(value: Any) -> str:
+  if value is None:
+    return "-"
+  if isinstance(value, float):
+    return f"{value:.4g}"
+  if isinstance(value, list):
+    return " .. ".join(_text(item) for item in value)
+  return str(value)
+
+
+if __name__ == "__main__":
+  FLAGS.run(main)

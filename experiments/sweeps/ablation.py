@@ -1,0 +1,76 @@
+"""Each mechanism alone, left out, and one after the other (the paper's figures 9 and 11)."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.sweeps import tables, throughput
+from experiments.sweeps.case import Case
+from experiments.sweeps.types import Cell, Options, Row, Sweep
+from strata_jax.workloads import synthetic
+
+# What a mechanism is when it is off: the baseline's I/O and a scheduler without the stage.
+OFF: dict[str, dict[str, Any]] = {
+  "io": {
+    "page_size": 32, "load_backend": "memcpy_async", "store_backend": "memcpy_async",
+    "separate_kv_copies": True,
+  },
+  "deferral": {"scheduler.deferral": False},
+  "balance": {"scheduler.balance": False},
+  "bundle": {"scheduler.bundles": False},
+  "bubble": {"scheduler.bubble_filling": False},
+}  # fmt: skip
+MECHANISMS = tuple(OFF)
+_SEEDS = 5
+
+
+def variants() -> dict[str, tuple[str, ...]]:
+  """Label -> the mechanisms that are on."""
+  cumulative = [MECHANISMS[:count] for count in range(2, len(MECHANISMS))]
+  return {
+    "none": (),
+    **{f"{name} alone": (name,) for name in MECHANISMS},
+    **{" + ".join(names): names for names in cumulative},
+    **{f"all but {name}": tuple(n for n in MECHANISMS if n != name) for name in MECHANISMS},
+    "all": MECHANISMS,
+    "all scheduling, no io": MECHANISMS[1:],
+  }
+
+
+def case_with(names: Sequence[str], **fields: Any) -> Case:
+  """Strata with only the named mechanisms on."""
+  off = [OFF[name] for name in MECHANISMS if name not in names]
+  overrides = dict(itertools.chain.from_iterable(changes.items() for changes in off))
+  return Case(system="strata", overrides=overrides, **fields)
+
+
+def _cells(options: Options) -> list[dict[str, Any]]:
+  orders = ("shuffled",) if options.quick else synthetic.ORDERS
+  chosen = variants()
+  chosen.pop("all but io")  # the same as "all scheduling, no io"
+  if options.quick:
+    chosen = {name: chosen[name] for name in ("none", "io alone", "all scheduling, no io", "all")}
+  cases = {
+    f"{order}: {label}": case_with(
+      names, workload=f"loogle_like_{order}", hardware=options.hardware, model=options.model
+    )
+    for order in orders
+    for label, names in chosen.items()
+  }
+  return tables.cells(options, cases, seeds=_SEEDS)
+
+
+def _table(options: Options, found: Sequence[Cell]) -> list[Row]:
+  rows: list[Row] = []
+  orders = dict.fromkeys(str(config["label"]).split(":")[0] for config, _ in found)
+  for order in orders:
+    own = [cell for cell in found if str(cell[0]["label"]).startswith(f"{order}:")]
+    rows += tables.rows(own, f"{order}: none", target=throughput.HEADLINE)
+  return rows
+
+
+SWEEP = Sweep(
+  name="ablation",
+  about="throughput at 5 T_ref with each mechanism alone, left out, and added in turn",
+  cells=_cells, measure=throughput.measure, table=_table, plot=tables.plot_ratios,
+)  # fmt: skip

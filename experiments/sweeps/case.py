@@ -1,0 +1,166 @@
+"""One simulated setting, as plain data, and how it is run. Used by every sweep."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from strata_jax import simulation as sim
+from strata_jax import systems
+from strata_jax.scheduler.views import SchedulerView, StepPlan
+from strata_jax.workloads import arrivals, synthetic
+from strata_jax.workloads.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+  """What a run depends on. `overrides`: system fields; `scheduler.FIELD` for its scheduler's."""
+
+  system: str
+  overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  workload: str = "loogle_like"
+  limit: int | None = None
+  hardware: str = "h200"
+  model: str = "llama31_8b"
+  initial_cache: str = "host_warm"
+  device_tokens: int = 0
+  host_tokens: int = 0
+  serving: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  seed: int = 0
+
+  def to_json(self) -> dict[str, Any]:
+    """As plain values, defaults included."""
+    return dataclasses.asdict(self)
+
+
+class Overloaded(Exception):
+  """A run was given up: its mean TTFT is beyond the limit whatever comes."""
+
+  def __init__(self, span_s: float) -> None:
+    super().__init__("the run was given up")
+    self.span_s = span_s
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+  """A case at one arrival rate; None: closed loop at the cap on requests in flight."""
+
+  rate_rps: float | None
+  ttft_mean_s: float  # a lower bound where `given_up`
+  given_up: bool
+  drain_s: float
+  span_s: float  # from the first to the last arrival
+  lost: int  # refused and aborted requests
+  summary: Mapping[str, Any]
+
+  def sustains(self, ttft_s: float) -> bool:
+    """Mean TTFT within the target, nobody lost, and drained within 3 targets or 5 % of the span."""
+    in_time = self.drain_s <= max(3 * ttft_s, 0.05 * self.span_s)
+    return not self.given_up and not self.lost and in_time and self.ttft_mean_s <= ttft_s
+
+
+def workload_of(case: Case) -> Workload:
+  """The case's request list, without arrival times. The last two lists are kept."""
+  return _workload(case.workload, case.seed, case.limit)
+
+
+def reference_ttft_s(case: Case) -> float:
+  """Mean TTFT of isolated requests without cache."""
+  setup = _setup(case)
+  return sim.isolated_ttft_s(workload_of(case), setup.costs, setup.serving)
+
+
+def simulate(
+  case: Case, rate_rps: float | None, *, give_up_ttft_s: float | None = None
+) -> tuple[sim.SimulatedRun, float]:
+  """The run, and the seconds from the first to the last arrival. Raises Overloaded."""
+  setup = _setup(case)
+  workload = workload_of(case)
+  if rate_rps is None:
+    workload = arrivals.closed(workload)
+  else:
+    workload = arrivals.poisson(workload, rate_rps, case.seed)
+  times = arrivals.arrivals_of(workload.requests)
+  watch = None
+  if give_up_ttft_s is not None and len(times) == len(workload.requests):
+    watch = _Watch(times, give_up_ttft_s)
+  simulated = sim.simulate(
+    workload, setup.profile, setup.system, serving=setup.serving,
+    pools=sim.PoolSizes(device_tokens=case.device_tokens, host_tokens=case.host_tokens),
+    initial_cache=case.initial_cache, recorder=watch.record if watch else None,
+    progress=watch.progress if watch else None,
+  )  # fmt: skip
+  return simulated, max(times) - min(times) if times else 0.0
+
+
+def run(case: Case, rate_rps: float | None, *, give_up_ttft_s: float | None = None) -> Point:
+  """Runs a case: Poisson arrivals at a rate, or closed loop.
+
+  A run whose mean TTFT is sure to exceed `give_up_ttft_s` is cut short.
+  """
+  try:
+    simulated, span_s = simulate(case, rate_rps, give_up_ttft_s=give_up_ttft_s)
+  except Overloaded as error:
+    assert give_up_ttft_s is not None
+    return Point(
+      rate_rps=rate_rps, ttft_mean_s=give_up_ttft_s, given_up=True, drain_s=0.0,
+      span_s=error.span_s, lost=0, summary={},
+    )  # fmt: skip
+  summary = simulated.summary()
+  return Point(
+    rate_rps=rate_rps, ttft_mean_s=summary["ttft_mean_s"] or 0.0, given_up=False,
+    drain_s=summary["drain_s"], span_s=span_s, lost=summary["refused"] + summary["aborted"],
+    summary=summary,
+  )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Setup:
+  profile: sim.Profile
+  system: systems.SystemConfig
+  serving: sim.ServingConfig
+  costs: sim.CostModel
+
+
+def _setup(case: Case) -> _Setup:
+  profile = sim.find_profile(case.hardware, case.model)
+  system = sim.system_with(systems.system(case.system), case.overrides)
+  serving = dataclasses.replace(sim.SERVING, **case.serving)
+  costs = sim.CostModel(profile, sim.io_config(system))
+  return _Setup(profile=profile, system=system, serving=serving, costs=costs)
+
+
+@functools.lru_cache(maxsize=2)
+def _workload(name: str, seed: int, limit: int | None) -> Workload:
+  found = synthetic.GENERATORS[name](seed)
+  return found.with_requests(found.requests[:limit])
+
+
+class _Watch:
+  """Gives a run up once its clients' queue alone has waited too long.
+
+  Arrivals beyond the cap wait first come, first served: those that arrived and were not let in are
+  the last ones. What they have waited so far, over all requests, is a lower bound of the mean TTFT.
+  """
+
+  def __init__(self, arrivals_s: list[float], ttft_s: float) -> None:
+    self._arrivals_s = arrivals_s
+    self._limit_s = ttft_s * len(arrivals_s)
+    self._sums = [0.0]
+    for at_s in arrivals_s:
+      self._sums.append(self._sums[-1] + at_s)
+    self._over = 0
+    self._arrived = 0
+
+  def progress(self, over: int, total: int) -> None:
+    self._over = over
+
+  def record(self, view: SchedulerView, plan: StepPlan) -> None:
+    arrivals_s, now_s = self._arrivals_s, view.now_s
+    while self._arrived < len(arrivals_s) and arrivals_s[self._arrived] <= now_s:
+      self._arrived += 1
+    inside = self._over + len(view.waiting) + len(view.running)
+    if self._arrived > inside:
+      waited_s = (self._arrived - inside) * now_s - self._sums[self._arrived] + self._sums[inside]
+      if waited_s > self._limit_s:
+        raise Overloaded(arrivals_s[-1] - arrivals_s[0])

@@ -1,0 +1,101 @@
+"""Sweeps over one field: page size, machine, host memory, thresholds."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from experiments.sweeps import tables, throughput
+from experiments.sweeps.case import Case
+from experiments.sweeps.types import Cell, Options, Row, Sweep
+
+_SEEDS = 5
+_THRESHOLDS: Mapping[str, tuple[Any, ...]] = {
+  "scheduler.deferral_threshold_tokens": (0, 100, 1000, 10000, math.inf),
+  "scheduler.ratio_threshold": (1, 10, 100, 1000, math.inf),
+  "scheduler.bundle_slack_tokens": (0, 100, 1000, 10000),
+  "scheduler.max_postponements": (1, 4, 8, 32, math.inf),
+  "scheduler.max_bypasses": (1, 4, 8, 32, math.inf),
+}
+
+
+def _sweep(
+  name: str,
+  about: str,
+  variants: Callable[[Options], Mapping[str, Case]],
+  baseline: str | None,
+  *,
+  at_ttft: bool,
+) -> Sweep:
+  """A sweep over labelled cases: at 5 T_ref, or closed loop at the cap on requests in flight."""
+  targets = (throughput.HEADLINE,) if at_ttft else ()
+
+  def cells(options: Options) -> list[dict[str, Any]]:
+    return tables.cells(options, variants(options), seeds=_SEEDS, targets=targets)
+
+  def table(options: Options, found: Sequence[Cell]) -> list[Row]:
+    return tables.rows(found, baseline, target=throughput.HEADLINE if at_ttft else None)
+
+  return Sweep(
+    name=name, about=about, cells=cells, measure=throughput.measure, table=table,
+    plot=tables.plot_ratios,
+  )  # fmt: skip
+
+
+def _pages(options: Options) -> dict[str, Case]:
+  names = ["hicache_paper", *(f"hicache_paper_{p}" for p in (64, 128, 256, 512, 1024))]
+  names += ["hicache_batch", *(f"hicache_batch_{p}" for p in (64, 128, 256, 512, 1024))]
+  fixed = {"hardware": options.hardware, "model": options.model, "initial_cache": "cold"}
+  cases = {name: Case(system=name, **fixed) for name in names}
+  for page_size in (1, 16, 64, 256):
+    cases[f"strata_{page_size}"] = Case(
+      system="strata", overrides={"page_size": page_size}, **fixed
+    )
+  return cases
+
+
+def _machines(options: Options) -> dict[str, Case]:
+  return {
+    f"{hardware}: {system}": Case(system=system, hardware=hardware, model="llama31_8b")
+    for hardware in ("h200", "a100_pcie4", "gh200")
+    for system in ("hicache_paper", "hicache_batch", "strata", "oracle_io")
+  }
+
+
+def _host(options: Options) -> dict[str, Case]:
+  fixed = {"hardware": options.hardware, "model": options.model, "initial_cache": "cold"}
+  return {
+    f"{system}: {tokens:,} tokens": Case(system=system, host_tokens=tokens, **fixed)
+    for system in ("hicache_paper", "strata")
+    for tokens in (250_000, 500_000, 1_000_000, 2_000_000, 4_000_000)
+  }
+
+
+def _threshold(field: str) -> Callable[[Options], dict[str, Case]]:
+  def variants(options: Options) -> dict[str, Case]:
+    return {
+      f"{value:g}": Case(
+        system="strata", overrides={field: value}, hardware=options.hardware, model=options.model
+      )
+      for value in _THRESHOLDS[field]
+    }
+
+  return variants
+
+
+SWEEPS = (
+  _sweep(
+    "page_size", "page sizes of the copying baselines, from a cold cache", _pages,
+    "hicache_paper", at_ttft=False,
+  ),
+  _sweep("hardware", "machines with other links", _machines, "h200: hicache_paper", at_ttft=True),
+  _sweep(
+    "host_capacity", "sizes of the host tier, from a cold cache", _host, None, at_ttft=False
+  ),
+  *(
+    _sweep(
+      f"threshold_{field.split('.')[1]}", f"values of {field}, closed loop", _threshold(field),
+      None, at_ttft=False,
+    )
+    for field in _THRESHOLDS
+  ),
+)  # fmt: skip

@@ -1,0 +1,35 @@
+"""What a sweep is: cells to measure, a table over what was measured, a plot."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+Cell = tuple[Mapping[str, Any], Mapping[str, Any]]  # (config, what was measured)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """What the command line may say about any sweep."""
+
+  hardware: str = "h200"
+  model: str = "llama31_8b"
+  workload: str = ""  # "": the sweep's own
+  seeds: int = 0  # 0: the sweep's own number
+  limit: int = 0  # requests of a run; 0: all
+  systems: tuple[str, ...] = ()  # (): the sweep's own
+  quick: bool = False  # few requests, seeds and systems
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep:
+  """`cells` gives configs of plain values; `measure`, a function of a module, runs one."""
+
+  name: str
+  about: str
+  cells: Callable[[Options], list[dict[str, Any]]]
+  measure: Callable[[Mapping[str, Any]], dict[str, Any]]
+  table: Callable[[Options, Sequence[Cell]], list[Row]]
+  plot: Callable[[pathlib.Path, Sequence[Row]], None] | None = None
+  plot_cells: Callable[[pathlib.Path, Sequence[Cell]], None] | None = None

@@ -1,0 +1,242 @@
+"""A whole simulated run: workload, profile and system in, serving result and checks out.
+
+profile = find_profile("h200", "llama31_8b")
+run = simulate(workload, profile, systems.system("strata"))
+run.result, run.summary()
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from strata_jax import metrics, policy_loading, profile, serving_loop, simulation_checks
+from strata_jax.cache_controller import CacheController
+from strata_jax.config import CacheConfig, ServingConfig
+from strata_jax.cost_model import CostModel, IoConfig
+from strata_jax.executors.simulated import SimulatedExecutor
+from strata_jax.executors.timeline import CostTimeline, InstantTimeline
+from strata_jax.profile import Profile
+from strata_jax.systems import SystemConfig
+from strata_jax.workloads.request import Request
+from strata_jax.workloads.workload import Workload, output_tokens
+
+INITIAL_CACHES = ("cold", "host_warm", "device_warm")
+
+# Budgets that all systems of a comparison share. The cap on requests in flight is the paper's; the
+# chunk budget is what public systems default to on this class of GPU.
+SERVING = ServingConfig(
+  requests_in_flight=128, running_requests=128, batch_requests=16, step_tokens=8192,
+  decode_steps=64,
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoolSizes:
+  """Tokens of the pools; 0: what the profile's memory leaves beside the weights."""
+
+  device_tokens: int = 0
+  host_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SimulatedRun:
+  """What a simulation leaves behind."""
+
+  result: metrics.ServingResult
+  costs: CostModel
+  timeline: CostTimeline
+  controller: CacheController
+
+  def summary(self, **options: Any) -> dict[str, Any]:
+    """`metrics.summarize`, with the link's use."""
+    elapsed_s = self.result.ended_s
+    token_bytes = self.costs.profile.kv_bytes_token
+    return {
+      **metrics.summarize(self.result, token_bytes=int(token_bytes), **options),
+      "link_busy_fraction": self.timeline.down.busy_s / elapsed_s if elapsed_s else 0.0,
+      "compute_busy_fraction": self.timeline.compute_busy_s / elapsed_s if elapsed_s else 0.0,
+    }
+
+
+def find_profile(hardware: str, model: str) -> Profile:
+  """`<hardware>_<model>`, or the one with its degree of tensor parallelism behind it.
+
+  Raises ValueError with the profiles there are.
+  """
+  wanted = f"{hardware}_{model}"
+  known = profile.names()
+  found = [n for n in known if n == wanted or n.startswith(f"{wanted}_tp")]
+  if not found:
+    raise ValueError(
+      f"no profile for hardware {hardware!r} and model {model!r}: expected one of"
+      f" {', '.join(known)}"
+    )
+  return profile.load(found[0])
+
+
+def system_with(system: SystemConfig, overrides: Mapping[str, Any]) -> SystemConfig:
+  """The system with fields replaced; `scheduler.FIELD` names a field of its scheduler.
+
+  Raises ValueError for an unknown field or an impossible value.
+  """
+  own = {key: value for key, value in overrides.items() if not key.startswith("scheduler.")}
+  nested = {key.removeprefix("scheduler."): value for key, value in overrides.items()
+            if key.startswith("scheduler.")}  # fmt: skip
+  for config, fields in ((system, own), (system.scheduler, nested)):
+    known = {field.name for field in dataclasses.fields(config)}
+    unknown = sorted(set(fields) - known)
+    if unknown:
+      raise ValueError(f"{type(config).__name__}: expected fields that exist, got {unknown}")
+  scheduler = dataclasses.replace(system.scheduler, **nested)
+  return dataclasses.replace(system, scheduler=scheduler, **own)
+
+
+def io_config(system: SystemConfig) -> IoConfig:
+  """How the system moves pages."""
+  return IoConfig(
+    page_size=system.page_size,
+    load_backend=system.load_backend,
+    store_backend=system.store_backend,
+    separate_kv_copies=system.separate_kv_copies,
+    capped_blocks=system.capped_blocks,
+    overlap=system.overlap,
+    load_is_free=system.load_is_free,
+  )
+
+
+def cache_config(
+  system: SystemConfig, machine: Profile, workload: Workload, pools: PoolSizes
+) -> CacheConfig:
+  """The pools of a system on a machine."""
+  device_tokens = pools.device_tokens or machine.device_kv_tokens
+  if system.ideal == "all_on_device":
+    # Every page that the workload could ever make, each request's last page partly filled.
+    made = workload.input_tokens + workload.output_tokens
+    device_tokens = max(device_tokens, made + system.page_size * len(workload.requests))
+  return CacheConfig(
+    page_size=system.page_size,
+    device_tokens=device_tokens,
+    host_tokens=(pools.host_tokens or machine.host_kv_tokens) if system.host else 0,
+    write_policy=system.write_policy,
+    selective_threshold=system.selective_threshold,
+    enabled=system.prefix_cache,
+    min_load_tokens=system.min_load_tokens,
+  )
+
+
+def simulate(
+  workload: Workload,
+  machine: Profile,
+  system: SystemConfig,
+  *,
+  policy: str | None = None,
+  serving: ServingConfig = SERVING,
+  pools: PoolSizes = PoolSizes(),
+  initial_cache: str = "cold",
+  recorder: serving_loop.Recorder | None = None,
+  progress: serving_loop.Progress | None = None,
+  check: bool = True,
+) -> SimulatedRun:
+  """Serves the workload on a virtual clock.
+
+  Args:
+    workload: every request has forced output ids.
+    machine: the profile.
+    system: cache, scheduler and I/O.
+    policy: instead of the system's: a name, FILE.py:NAME or module:NAME.
+    serving: budgets.
+    pools: sizes, where they are not to be the profile's.
+    initial_cache: "cold"; "host_warm": the workload's contexts are in host memory and the device is
+      empty; "device_warm": as after they were all asked about once.
+    recorder: called with every view and plan.
+    progress: called when a request is over.
+    check: raise CheckError where the run breaks a law that every run keeps.
+
+  Raises:
+    ValueError: names, sizes or requests that cannot be.
+  """
+  if initial_cache not in INITIAL_CACHES:
+    expected = ", ".join(INITIAL_CACHES)
+    raise ValueError(f"initial_cache: expected one of {expected}, got {initial_cache!r}")
+  costs = CostModel(machine, io_config(system))
+  cache = cache_config(system, machine, workload, pools)
+  scheduler = system.scheduler_config
+  chosen = policy_loading.load_policy(policy or system.policy, scheduler)
+  longest = max(len(r.prompt_ids) + output_tokens(r) for r in workload.requests)
+  controller = CacheController(
+    cache, serving, fingerprint=machine.name, context_tokens=longest, costs=costs.costs()
+  )
+  if initial_cache != "cold" and cache.enabled:
+    _warm(controller, workload, chosen, serving, flush_device=initial_cache == "host_warm")
+  timeline = CostTimeline(costs)
+  result = serving_loop.serve(
+    workload.requests,
+    controller=controller,
+    policy=chosen,
+    executor=SimulatedExecutor(timeline),
+    serving=serving,
+    recorder=recorder,
+    progress=progress,
+  )
+  run = SimulatedRun(result=result, costs=costs, timeline=timeline, controller=controller)
+  if check:
+    simulation_checks.check_run(workload, result, timeline, controller)
+  return run
+
+
+def isolated_ttft_s(workload: Workload, costs: CostModel, serving: ServingConfig) -> float:
+  """Mean TTFT of the requests when each runs alone without a cache: the unit of TTFT targets."""
+  seconds = [
+    math.fsum(
+      costs.prefill_s([(min(serving.step_tokens, tokens - start), start)])
+      for start in range(0, tokens, serving.step_tokens)
+    )
+    for tokens in (len(request.prompt_ids) for request in workload.requests)
+  ]
+  return math.fsum(seconds) / len(seconds)
+
+
+def _warm(
+  controller: CacheController,
+  workload: Workload,
+  policy: Callable[..., Any],
+  serving: ServingConfig,
+  *,
+  flush_device: bool,
+) -> None:
+  """Lets every context through once (or as often as it takes to be backed up) in no time."""
+  if not workload.contexts:
+    raise ValueError(
+      f"initial_cache: expected a workload with shared contexts, got {workload.name}"
+    )
+  cache = controller.cache
+  rounds = 1
+  if cache.write_policy == "write_through_selective":
+    rounds = cache.selective_threshold
+  nothing = np.empty(0, dtype=np.int32)
+  for round_ in range(rounds):
+    requests = [
+      Request(
+        request_id=-1 - index - round_ * len(workload.contexts), prompt_ids=context,
+        forced_output_ids=nothing, max_new_tokens=0,
+      )
+      for index, context in enumerate(workload.contexts)
+    ]  # fmt: skip
+    executor = SimulatedExecutor(InstantTimeline())
+    one_by_one = dataclasses.replace(serving, requests_in_flight=1)
+    serving_loop.serve(
+      requests, controller=controller, policy=policy, executor=executor, serving=one_by_one
+    )
+  if flush_device:
+    tiers = controller.tiers
+    tiers.device.free(tiers.allocate(cache.device_pages))  # write-back happens here
+    executor = SimulatedExecutor(InstantTimeline())
+    work = controller.flush(0.0)
+    while work is not None:
+      executor.launch(work)
+      for event in executor.wait(None):
+        controller.complete(event, 0.0)
+      work = controller.flush(0.0)
