@@ -5,8 +5,8 @@
   python -m experiments.serve --weights=random --model=tiny --document_tokens=200
 
 Writes `config.json`, `requests.jsonl`, `steps.jsonl`, `summary.json` and `waterfall.png` to --out.
-The TTFT of the summary is that of requests that come alone: documents are visited one after the
-other, first with an empty cache (cold), then again with another question (warm).
+`ttft_cold_s` and `ttft_warm_s` are those of requests that come alone: after the run some are
+asked again one by one, without a cache (cold) and with the cache as the run left it (warm).
 """
 
 import contextlib
@@ -32,7 +32,7 @@ FLAGS.add_flag(
 FLAGS.add_flag("model", str | None, None, "preset, for random weights only")
 FLAGS.add_flag("workload", str, "stdlib_qa", "stdlib_qa: questions about Python's own sources")
 FLAGS.add_flag("prompts", str | None, None, "file of requests, a JSON object a line")
-FLAGS.add_flag("max_new_tokens", int, 24, "output tokens of a request that does not say")
+FLAGS.add_flag("max_new_tokens", int, 12, "output tokens of a request that does not say")
 FLAGS.add_flag("temperature", float, 0.0, "0: greedy")
 FLAGS.add_flag(
   "system", str | None, None, "preset: its scheduler, and its cache unless flags say otherwise"
@@ -42,11 +42,18 @@ FLAGS.add_flag(
 )
 FLAGS.add_flag("record", str | None, None, "file for every view and plan")
 FLAGS.add_flag("verify", bool, False, "serve again without cache and compare the outputs")
-FLAGS.add_flag("ttft_visits", int, 4, "documents visited alone, cold and warm, to time the TTFT")
+FLAGS.add_flag("ttft_visits", int, 3, "requests asked again alone, cold and warm, for their TTFT")
 FLAGS.add_flag("seed", int, 0, "of order, sampling and random weights")
 FLAGS.add_flag("out", str, "runs/serve", "folder that the run writes")
-FLAGS.add(CacheConfig, names={"enabled": "cache"})
-FLAGS.add(ServingConfig, defaults={"requests_in_flight": 8, "running_requests": 8})
+# Sizes for a small model on a small machine: the documents do not fit on the device.
+FLAGS.add(
+  CacheConfig,
+  names={"enabled": "cache"},
+  defaults={"device_tokens": 4096, "host_tokens": 12288},
+)
+FLAGS.add(
+  ServingConfig, defaults={"requests_in_flight": 4, "running_requests": 4, "step_tokens": 512}
+)
 FLAGS.add(StdlibQaConfig)
 
 
@@ -62,14 +69,20 @@ def main(args: flags.Args) -> int:
   executor = serve_setup.make_executor(setup)
   _warm_up(executor)
   server = _Server(setup, executor)
+  controller = server.controller()
   with recorder as record:
-    result = server.serve(setup.workload.requests, label="serve ", recorder=record)
+    result = server.serve(
+      setup.workload.requests, label="serve ", controller=controller, recorder=record
+    )
+  ttft = _ttft(server, serve_setup.visits(setup.workload.requests, args.ttft_visits), controller)
   checked = None
   if args.verify:
-    checked = server.serve(setup.workload.requests, label="verify", cached=False)
+    checked = server.serve(
+      setup.workload.requests, label="verify", controller=server.controller(cached=False)
+    )
   summary = metrics.summarize(result, token_bytes=setup.page_layout.token_bytes)
   summary |= _verification(result, checked)
-  summary |= _ttft(server, setup, args.ttft_visits)
+  summary |= ttft
   summary |= {
     "workload": setup.workload.name,
     "policy": setup.policy_name,
@@ -84,7 +97,7 @@ def main(args: flags.Args) -> int:
 
 
 class _Server:
-  """Serves lists of requests on one executor, each from an empty cache unless told otherwise."""
+  """Serves lists of requests on one executor."""
 
   def __init__(self, setup: serve_setup.Setup, executor: JaxExecutor) -> None:
     self._setup = setup
@@ -106,9 +119,8 @@ class _Server:
     requests: Sequence[Request],
     *,
     label: str,
-    cached: bool = True,
+    controller: CacheController,
     one_by_one: bool = False,
-    controller: CacheController | None = None,
     recorder: serving_loop.Recorder | None = None,
   ) -> ServingResult:
     """One run, with a progress bar."""
@@ -118,7 +130,7 @@ class _Server:
     with run_folder.Progress(len(requests), label) as bar:
       return serving_loop.serve(
         requests,
-        controller=controller or self.controller(cached=cached),
+        controller=controller,
         policy=self._setup.policy,
         executor=self._executor,
         serving=serving,
@@ -160,35 +172,29 @@ def _verification(result: ServingResult, checked: ServingResult | None) -> dict[
   }
 
 
-def _ttft(server: _Server, setup: serve_setup.Setup, visits: int) -> dict[str, float | None]:
-  """TTFT of requests that come alone, with an empty cache and when they come back."""
-  pairs = serve_setup.visits(setup.workload.requests, visits)
-  controller = server.controller()
-  cold: list[float] = []
+def _ttft(
+  server: _Server, visits: Sequence[Request], controller: CacheController
+) -> dict[str, float | None]:
+  """TTFT of requests that come alone, without a cache and with what `controller` has cached."""
   warm: dict[str, list[float]] = {"device": [], "host": []}
-  if pairs:
-    first = server.serve(
-      [pair[0] for pair in pairs], label="cold  ", one_by_one=True, controller=controller
-    )
-    cold = [r.ttft_s for r in first.requests if r.ttft_s is not None and not _hits(r)]
-    # The last document comes back first: it is on the device still, the first may be on the host.
-    again = server.serve(
-      [pair[1] for pair in reversed(pairs)], label="warm  ", one_by_one=True, controller=controller
-    )
+  cold: list[float] = []
+  if visits:
+    # The last documents are on the device still, the first may have had to leave it.
+    again = server.serve(visits, label="warm  ", one_by_one=True, controller=controller)
     for r in again.requests:
-      if r.ttft_s is not None and _hits(r):
+      hits = r.device_hit_tokens + r.host_hit_tokens
+      if r.ttft_s is not None and 2 * hits >= r.prompt_tokens:
         warm["host" if r.host_hit_tokens else "device"].append(r.ttft_s)
+    alone = server.serve(
+      visits, label="cold  ", one_by_one=True, controller=server.controller(cached=False)
+    )
+    cold = [r.ttft_s for r in alone.requests if r.ttft_s is not None]
   return {
     "ttft_cold_s": _mean(cold),
     "ttft_warm_s": _mean(warm["device"] + warm["host"]),
     "ttft_warm_device_s": _mean(warm["device"]),
     "ttft_warm_host_s": _mean(warm["host"]),
   }
-
-
-def _hits(record: metrics.RequestRecord) -> bool:
-  """Whether at least half of the prompt came from the cache."""
-  return 2 * (record.device_hit_tokens + record.host_hit_tokens) >= record.prompt_tokens
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -126,28 +126,18 @@ def fingerprint(weights: str, seed: int, model: ModelConfig, page_layout: PageLa
   return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def visits(requests: Sequence[Request], count: int) -> list[tuple[Request, Request]]:
-  """Up to `count` requests about different documents, each with another one about the same.
+def visits(requests: Sequence[Request], count: int) -> list[Request]:
+  """Up to `count` requests about different documents, the last given first, one token each.
 
-  Two requests are about the same document if they share at least half of the shorter prompt. A
-  request that has no such partner comes back as it is. All are cut to one output token and arrive
-  one after the other.
+  Two requests are about the same document if they share at least half of the shorter prompt.
   """
-  chosen: list[tuple[Request, Request]] = []
-  for request in requests:
+  chosen: list[Request] = []
+  for request in reversed(requests):
     if len(chosen) == count:
       break
-    if any(_same_document(request, first) for first, _ in chosen):
-      continue
-    partner = next(
-      (r for r in requests if r is not request and _same_document(request, r)), request
-    )
-    chosen.append((_alone(request), _alone(partner)))
+    if not any(_same_document(request, other) for other in chosen):
+      chosen.append(dataclasses.replace(request, max_new_tokens=1, arrival_s=None))
   return chosen
-
-
-def _alone(request: Request) -> Request:
-  return dataclasses.replace(request, max_new_tokens=1, arrival_s=None)
 
 
 def _same_document(a: Request, b: Request) -> bool:
@@ -167,19 +157,16 @@ def _system(args: flags.Args) -> tuple[CacheConfig, SchedulerConfig, str, str]:
   base = CacheConfig(
     page_size=system.page_size,
     device_tokens=args.device_tokens,
-    host_tokens=args.host_tokens if system.host else 0,
+    host_tokens=args.host_tokens,
     write_policy=system.write_policy,
     selective_threshold=system.selective_threshold,
     enabled=system.prefix_cache,
     min_load_tokens=system.min_load_tokens,
   )
-  policy = args.policy or system.policy
-  return (
-    args.config(CacheConfig, base=base),
-    system.scheduler_config,
-    policy,
-    _io(system.load_backend, on_cpu),
-  )
+  # A flag gives the size of a tier; whether there is a host tier is the system's own.
+  cache = args.config(CacheConfig, base=base, **({} if system.host else {"host_tokens": 0}))
+  io = _io(system.load_backend, on_cpu)
+  return cache, system.scheduler_config, args.policy or system.policy, io
 
 
 def _io(name: str, on_cpu: bool) -> str:

@@ -146,6 +146,7 @@ class ServingResult:
 
   requests: list[RequestRecord]
   steps: list[StepRow]
+  closed_loop: bool = False  # no request had an arrival time of its own
   ended_s: float = 0.0
   plans: int = 0
   deadlocks: int = 0  # times that nothing could ever happen any more and requests were refused
@@ -170,7 +171,7 @@ def summarize(
     slo_ttft_s: limit that a request must keep to count in `goodput_rps`; None: any.
     slo_tpot_s: the same for its time per output token.
     drain_limit_s: the run counts as saturated if it ends later after the last arrival than this
-      and than 5 % of the time that the arrivals took.
+      and than 5 % of the time that the arrivals took (None in a closed loop).
 
   Returns:
     Plain values; a mean or percentile of nothing is None. `hit_ratio` is over all prompt tokens of
@@ -210,6 +211,7 @@ def summarize(
     and (slo_tpot_s is None or (r.tpot_s or 0.0) <= slo_tpot_s)
     for r in done
   )
+  saturated = drain_s > max(drain_limit_s, 0.05 * (last_arrival_s - first_arrival_s))
   return {
     "requests": len(result.requests),
     "finished": len(done),
@@ -243,7 +245,7 @@ def summarize(
     "steps": len(result.steps),
     "deadlocks": result.deadlocks,
     "drain_s": drain_s,
-    "saturated": drain_s > max(drain_limit_s, 0.05 * (last_arrival_s - first_arrival_s)),
+    "saturated": None if result.closed_loop else saturated,
     "served_s": result.ended_s,
   }
 

@@ -111,7 +111,11 @@ class _Run:
     self.records = {
       r.request_id: RequestRecord(r.request_id, len(r.prompt_ids), r.tenant) for r in requests
     }
-    self.result = ServingResult(requests=list(self.records.values()), steps=[])
+    self.result = ServingResult(
+      requests=list(self.records.values()),
+      steps=[],
+      closed_loop=all(r.arrival_s is None for r in requests),
+    )
     self.load_times = LoadTimes()
 
     self.order = {r.request_id: i for i, r in enumerate(requests)}

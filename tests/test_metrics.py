@@ -84,6 +84,8 @@ def test_summary_counts_finished_requests_only():
   assert summary["saturated"] is True
   assert summary["stale"] == 1
   assert metrics.summarize(result, drain_limit_s=8.0)["saturated"] is False
+  result.closed_loop = True
+  assert metrics.summarize(result)["saturated"] is None
 
 
 def test_an_empty_run_has_a_summary():

@@ -41,7 +41,7 @@ QUESTIONS = (
 class StdlibQaConfig:
   """How many files and questions; the order is shuffled by seed."""
 
-  documents: int = 8  # source files of the standard library
+  documents: int = 5  # source files of the standard library
   document_tokens: int = 1200  # a file is cut to its first so many tokens
   questions: int = 3  # questions about each file
 

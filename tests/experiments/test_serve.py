@@ -14,7 +14,7 @@ _TINY = [
   "--documents=4",
   "--device_tokens=512",
   "--host_tokens=4096",
-  "--step_tokens=128",
+  "--step_tokens=64",
   "--requests_in_flight=3",
   "--running_requests=4",
   "--max_new_tokens=5",
@@ -34,6 +34,7 @@ def _serve(tmp_path, capsys, *arguments):
   return status, summary, rows
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_folder_and_verifies(tmp_path, capsys):
   status, summary, rows = _serve(tmp_path, capsys, "--verify", "--seed=3")
   assert status == 0
@@ -58,11 +59,12 @@ def test_a_run_writes_its_folder_and_verifies(tmp_path, capsys):
   assert len(steps) == summary["steps"]
   config = json.loads((tmp_path / "run" / "config.json").read_text())
   assert config["seed"] == 3
-  assert config["config"]["setup"]["cache"]["page_size"] == 8
+  assert config["config"]["cache"]["page_size"] == 8
   assert config["device_kind"]
   assert (tmp_path / "run" / "waterfall.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_prompts_from_a_file_keep_their_order(tmp_path, capsys):
   path = tmp_path / "mine.jsonl"
   rows = [
@@ -84,6 +86,7 @@ def test_prompts_from_a_file_keep_their_order(tmp_path, capsys):
   assert rows[1]["output_ids"] == rows[2]["output_ids"] == rows[3]["output_ids"]
 
 
+@pytest.mark.slow
 def test_a_system_brings_cache_and_scheduler_and_flags_win(tmp_path, capsys):
   arguments = [a for a in _TINY if not a.startswith("--page_size")]
   for name, expected in (("hicache_paper", 32), ("paged_attention", 16)):
@@ -93,28 +96,26 @@ def test_a_system_brings_cache_and_scheduler_and_flags_win(tmp_path, capsys):
     assert setup.scheduler.deferral is False
   assert setup.cache.host_tokens == 0
   _, summary, _ = _serve(tmp_path, capsys, "--system=strata_selective", "--ttft_visits=0")
-  config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]["setup"]
+  config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
   assert config["cache"]["page_size"] == 8
   assert config["cache"]["write_policy"] == "write_through_selective"
   assert summary["finished"] == 12
 
 
+@pytest.mark.slow
 def test_cache_off_hits_nothing_and_recording_works(tmp_path, capsys):
   record = tmp_path / "decisions.jsonl"
-  _, summary, _ = _serve(
-    tmp_path, capsys, "--cache=off", f"--record={record}", "--policy=fcfs", "--documents=2"
-  )
+  _, summary, _ = _serve(tmp_path, capsys, "--cache=off", f"--record={record}", "--policy=fcfs")
   assert summary["device_hit_tokens"] == summary["host_hit_tokens"] == 0
   assert summary["computed_tokens"] == summary["prompt_tokens"]
   assert summary["ttft_warm_s"] is None
   assert len(record.read_text().splitlines()) == summary["plans"] + 1
 
 
+@pytest.mark.slow
 def test_sampling_depends_on_the_seed_alone(tmp_path, capsys):
   def outputs(*arguments):
-    _, _, rows = _serve(
-      tmp_path, capsys, "--temperature=1", "--documents=2", "--ttft_visits=0", *arguments
-    )
+    _, _, rows = _serve(tmp_path, capsys, "--temperature=1", "--ttft_visits=0", *arguments)
     return [row["output_ids"] for row in rows]
 
   first = outputs("--seed=1")
