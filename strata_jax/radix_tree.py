@@ -93,6 +93,15 @@ def as_tokens(tokens: Any) -> np.ndarray:
   return array
 
 
+def _keep(tokens: np.ndarray) -> np.ndarray:
+  """Tokens that nobody changes and that hold no much larger array in memory."""
+  if not tokens.flags.writeable:
+    base = tokens.base
+    if base is None or 2 * tokens.nbytes >= base.nbytes:
+      return tokens
+  return tokens.copy()
+
+
 class HiRadixTree:
   """A radix tree per namespace (salt, adapter) over pages of `page_size` tokens.
 
@@ -174,6 +183,7 @@ class HiRadixTree:
 
     `slots`: int32 [whole pages of tokens]. Where the tier has pages already those stay, and the
     given ones come back as duplicates. A use of the whole path; counts one access of each node.
+    Tokens are copied, unless they come as a read-only array: nobody may change those later.
     """
     tokens = as_tokens(tokens)
     pages = len(tokens) // self.page_size
@@ -269,6 +279,7 @@ class HiRadixTree:
     """Gives a node its slots in a tier, int32 [pages]; with a transfer they are being filled.
 
     The first slots make the node's tokens its own: until then they may be a view of a prompt.
+    They stay one if it is read-only and not much larger than the node.
     """
     if len(slots) * self.page_size != len(node.tokens):
       raise ValueError(f"expected {len(node.tokens) // self.page_size} slots, got {len(slots)}")
@@ -276,7 +287,7 @@ class HiRadixTree:
     assert parent is not None
     assert node.slots[tier] is None
     if node.slots[DEVICE] is None and node.slots[HOST] is None:
-      node.tokens = node.tokens.copy()
+      node.tokens = _keep(node.tokens)
     node.slots[tier] = slots
     parent.holders[tier] += 1
     pages = self.pages[tier]
