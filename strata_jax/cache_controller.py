@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from strata_jax.config import CacheConfig, ServingConfig
 from strata_jax.controller import admission, view_builder
 from strata_jax.controller.checks import check_controller
-from strata_jax.controller.publishing import end_growth, path_below, publish
+from strata_jax.controller.publishing import end_growth, give_up_duplicates, path_below, publish
 from strata_jax.controller.request_state import RequestState, output_limit
 from strata_jax.controller.results import Admission, Applied, ControllerStats
 from strata_jax.controller.tiers import CacheTiers
@@ -135,6 +135,9 @@ class CacheController:
         and not state.in_step
       ):
         publish(tiers, state, self._whole_pages(state.context_tokens))
+    if tiers.device.free_pages + tiers.tree.pages[DEVICE].evictable < len(self._running):
+      for state in running:
+        give_up_duplicates(tiers, state)
     self._version += 1
     prefilling = [state for state in running if state.phase != "decode"]
     return SchedulerView(
@@ -564,6 +567,7 @@ class CacheController:
       tree.unlock(leaf, DEVICE)
       tree.prune(tip if tip.end > leaf.end else leaf)
     state.load_ids = []
+    state.duplicate_pages = 0
     tiers.device.free(state.give_up(0, state.page_count))
     state.page_count = 0
 

@@ -284,6 +284,16 @@ def test_preempted_requests_go_on_where_they_were():
   assert all(r.late_hit_tokens == 0 for r in run.records)
 
 
+@pytest.mark.parametrize("page_size", [1, 2])
+def test_outputs_that_the_cache_has_already_need_no_second_room(page_size):
+  # The second run of the prompt generates what the first did; its pages are in the tree twice.
+  prompt = _tokens(64)
+  requests = [_request(i, prompt, max_new_tokens=28) for i in range(3)]
+  cache = CacheConfig(page_size=page_size, device_tokens=100, host_tokens=0)
+  run = _Run(requests, cache=cache, serving=dataclasses.replace(SERVING, requests_in_flight=1))
+  run.check_outputs(requests)
+
+
 def test_decode_steps_under_one_plan_change_no_output():
   requests = _mixed(30)
   single = _Run(requests)

@@ -33,7 +33,9 @@ def publish(tiers: CacheTiers, state: RequestState, end: int) -> None:
       _give_to_tree(state, first, last)
       tree.attach(node, DEVICE, state.pages[first:last].copy())
     else:
-      tiers.stats.duplicate_tokens += int(state.owned[first:last].sum()) * page_size
+      duplicates = int(state.owned[first:last].sum())
+      state.duplicate_pages += duplicates
+      tiers.stats.duplicate_tokens += duplicates * page_size
     tree.lock_below(node, DEVICE)
     count_access(tiers, state, node, backs_up=not (decodes and fresh))
     state.leaf = node
@@ -46,6 +48,20 @@ def publish(tiers: CacheTiers, state: RequestState, end: int) -> None:
     tree.grow(leaf, state.tokens[leaf.start : end], state.pages[first : end // page_size])
   elif decodes:
     tiers.want_backup(leaf)
+
+
+def give_up_duplicates(tiers: CacheTiers, state: RequestState) -> None:
+  """Lets a running request use the tree's pages where it keeps its own of the same tokens.
+
+  For a full pool only: the tree's pages were computed in other chunks and may differ in last bits.
+  """
+  if not state.duplicate_pages or state.leaf is None:
+    return
+  for node in state.leaf.path():
+    if node.ready(DEVICE):
+      own = state.use_shared(node.start // tiers.page_size, node.slots[DEVICE])
+      state.duplicate_pages -= len(own)
+      tiers.device.free(own)
 
 
 def end_growth(tiers: CacheTiers, state: RequestState) -> None:

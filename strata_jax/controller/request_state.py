@@ -33,6 +33,7 @@ class RequestState:
     "deferrals",
     "delayed_end",
     "delayed_start",
+    "duplicate_pages",
     "front",
     "growing",
     "in_step",
@@ -78,6 +79,7 @@ class RequestState:
     self.pages = np.empty(0, np.int32)  # page table: device slots
     self.owned = np.empty(0, bool)  # which of them are its own, not the tree's
     self.own_pages = 0  # how many of them
+    self.duplicate_pages = 0  # how many of these the tree has too
     self.page_count = 0
     self.root = root  # of its namespace; None while the cache is off
     self.tip = root
