@@ -12,7 +12,9 @@ import functools
 import hashlib
 import importlib.util
 import json
+import multiprocessing
 import pathlib
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,8 +22,8 @@ from typing import Any
 from experiments import flags, run_folder
 from experiments.sweeps import SWEEPS
 from experiments.sweeps.types import Cell, Options, Row, Sweep
+from strata_jax import profile
 
-_SOURCES = ("strata_jax", "experiments")
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 FLAGS = flags.FlagSet("Runs a sweep of simulations.")
@@ -44,7 +46,7 @@ def main(args: flags.Args) -> None:
       args.out or f"runs/sweep_{sweep.name}",
       {"flags": args.as_dict(), "seed": None, "cells": configs},
     )
-  found = measure_all(sweep, configs, out, args.workers)
+  found = measure_all(args.name, configs, out, args.workers)
   rows = sweep.table(options, found)
   run_folder.write_jsonl(out / "rows.jsonl", rows)
   if sweep.plot is not None:
@@ -82,9 +84,10 @@ def find(name: str) -> Sweep:
 
 
 def measure_all(
-  sweep: Sweep, configs: Sequence[Mapping[str, Any]], out: pathlib.Path, workers: int
+  name: str, configs: Sequence[Mapping[str, Any]], out: pathlib.Path, workers: int
 ) -> list[Cell]:
   """Measures what is not on file yet; cells in the order of `configs`."""
+  sweep = find(name)
   folder = out / "cells"
   folder.mkdir(exist_ok=True)
   paths = [folder / f"{cell_key(sweep.name, config)}.json" for config in configs]
@@ -92,8 +95,9 @@ def measure_all(
   with run_folder.Progress(len(configs), sweep.name) as bar:
     bar.update(len(configs) - len(missing))
     done = len(configs) - len(missing)
-    with concurrent.futures.ProcessPoolExecutor(workers) as pool:
-      futures = {pool.submit(sweep.measure, configs[index]): index for index in missing}
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+      futures = {pool.submit(measure_one, name, configs[index]): index for index in missing}
       for future in concurrent.futures.as_completed(futures):
         index = futures[future]
         cell = {"config": configs[index], "measured": future.result()}
@@ -108,6 +112,11 @@ def measure_all(
   ]
 
 
+def measure_one(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+  """One cell, in a process of its own."""
+  return find(name).measure(config)
+
+
 def cell_key(name: str, config: Mapping[str, Any]) -> str:
   """Names a cell by what it depends on: its config and the sources."""
   text = json.dumps([name, run_folder.plain(config), repr(config), source_digest()])
@@ -116,12 +125,13 @@ def cell_key(name: str, config: Mapping[str, Any]) -> str:
 
 @functools.cache
 def source_digest() -> str:
-  """A digest of all sources and profiles that a simulation may use."""
+  """A digest of the modules that this process has loaded from the source tree, and the profiles."""
+  paths = {pathlib.Path(file) for module in list(sys.modules.values())
+           if (file := getattr(module, "__file__", None))}  # fmt: skip
+  own = {path for path in paths if path.is_relative_to(_ROOT) and ".venv" not in path.parts}
   digest = hashlib.blake2b(digest_size=16)
-  for folder in _SOURCES:
-    for path in sorted((_ROOT / folder).rglob("*")):
-      if path.suffix in (".py", ".json"):
-        digest.update(str(path.relative_to(_ROOT)).encode() + b"\0" + path.read_bytes())
+  for path in sorted(own | set(profile.FOLDER.glob("*.json"))):
+    digest.update(str(path.relative_to(_ROOT)).encode() + b"\0" + path.read_bytes())
   return digest.hexdigest()
 
 

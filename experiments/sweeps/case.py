@@ -137,30 +137,30 @@ def _workload(name: str, seed: int, limit: int | None) -> Workload:
 
 
 class _Watch:
-  """Gives a run up once its clients' queue alone has waited too long.
+  """Gives a run up once its requests have waited too long in sum.
 
-  Arrivals beyond the cap wait first come, first served: those that arrived and were not let in are
-  the last ones. What they have waited so far, over all requests, is a lower bound of the mean TTFT.
+  Adds up, between plans, the requests that arrived by the earlier plan and were not admitted by the
+  later one: no more than the sum of all TTFTs.
   """
 
   def __init__(self, arrivals_s: list[float], ttft_s: float) -> None:
     self._arrivals_s = arrivals_s
     self._limit_s = ttft_s * len(arrivals_s)
-    self._sums = [0.0]
-    for at_s in arrivals_s:
-      self._sums.append(self._sums[-1] + at_s)
+    self._waited_s = 0.0
     self._over = 0
+    self._admitted = 0  # a preempted request stays admitted
     self._arrived = 0
+    self._last_s = 0.0
 
   def progress(self, over: int, total: int) -> None:
     self._over = over
 
   def record(self, view: SchedulerView, plan: StepPlan) -> None:
-    arrivals_s, now_s = self._arrivals_s, view.now_s
-    while self._arrived < len(arrivals_s) and arrivals_s[self._arrived] <= now_s:
+    now_s = view.now_s
+    self._admitted = max(self._admitted, self._over + len(view.running))
+    self._waited_s += max(0, self._arrived - self._admitted) * (now_s - self._last_s)
+    self._last_s = now_s
+    while self._arrived < len(self._arrivals_s) and self._arrivals_s[self._arrived] <= now_s:
       self._arrived += 1
-    inside = self._over + len(view.waiting) + len(view.running)
-    if self._arrived > inside:
-      waited_s = (self._arrived - inside) * now_s - self._sums[self._arrived] + self._sums[inside]
-      if waited_s > self._limit_s:
-        raise Overloaded(arrivals_s[-1] - arrivals_s[0])
+    if self._waited_s > self._limit_s:
+      raise Overloaded(self._arrivals_s[-1] - self._arrivals_s[0])

@@ -70,8 +70,8 @@ class _Search:
       else:
         high, step = rate_rps, step**2
     while high == math.inf:
-      rate_rps = low * step
-      if rate_rps > _HIGHEST * self._peak_rps:
+      rate_rps = min(low * step, _HIGHEST * self._peak_rps)
+      if rate_rps == low:
         return self.points[low]
       if self._point(rate_rps).sustains(ttft_s):
         low, step = rate_rps, step**2

@@ -1,0 +1,191 @@
+import json
+import math
+
+import pytest
+
+from experiments import flags, sweep
+from experiments.sweeps import SWEEPS, ablation, statistics, tables, throughput, throughput_at_ttft
+from experiments.sweeps import case as cases
+from experiments.sweeps.case import Case, Point
+from experiments.sweeps.types import Options
+
+# A sweep of two systems on so few requests that a test can afford it.
+TINY = """
+from experiments.sweeps import tables, throughput
+from experiments.sweeps.case import Case
+from experiments.sweeps.types import Sweep
+
+def cells(options):
+  variants = {name: Case(system=name, workload="no_reuse", initial_cache="cold")
+              for name in ("recompute", "sglang_device")}
+  return tables.cells(options, variants, seeds=2, targets=(5.0,))
+
+SWEEP = Sweep(
+  name="tiny", about="", cells=cells, measure=throughput.measure,
+  table=lambda options, found: tables.rows(found, "recompute", target=5.0),
+  plot=tables.plot_ratios,
+)
+"""
+
+
+def run(tmp_path, capsys, *argv):
+  sweep.main(sweep.FLAGS.parse([f"--out={tmp_path / 'out'}", "--workers=1", *argv]))
+  return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def point(rate, ttft, *, drain=0.0, lost=0, given_up=False):
+  return Point(
+    rate_rps=rate, ttft_mean_s=ttft, given_up=given_up, drain_s=drain, span_s=100.0, lost=lost,
+    summary={"output_tokens_per_s": rate},
+  )  # fmt: skip
+
+
+def test_a_sweep_from_a_file_is_measured_once_and_resumed(tmp_path, capsys, monkeypatch):
+  (tmp_path / "tiny.py").write_text(TINY)
+  argv = [f"--name={tmp_path / 'tiny.py'}", "--limit=40"]
+  first = run(tmp_path, capsys, *argv)
+  assert first["cells"] == 4
+  assert [row["label"] for row in first["rows"]] == ["recompute", "sglang_device"]
+  assert first["rows"][1]["ratio_to_baseline"] == pytest.approx(1.0, abs=0.02)  # nothing to reuse
+  assert first["rows"][1]["verdict"] == "not distinguishable"
+  assert (tmp_path / "out" / "tiny.png").exists()
+
+  def never(*unused):
+    raise AssertionError("a cell was measured again")
+
+  monkeypatch.setattr(sweep.concurrent.futures.ProcessPoolExecutor, "submit", never)
+  second = run(tmp_path, capsys, *argv)
+  assert second["rows"] == first["rows"]
+
+
+@pytest.mark.parametrize("name", sorted(SWEEPS))
+@pytest.mark.parametrize("quick", [False, True])
+def test_every_sweep_declares_distinct_cells_of_plain_values(name, quick):
+  configs = SWEEPS[name].cells(Options(quick=quick))
+  assert len({sweep.cell_key(name, config) for config in configs}) == len(configs) > 0
+  for config in configs:
+    Case(**config["case"])  # every field is one of a case
+
+
+@pytest.mark.parametrize(
+  ("limit", "expected"), [(37.0, 37.0), (3.3, 3.3), (1e9, 4 * 20.0), (0.01, None)]
+)
+def test_the_search_finds_the_highest_sustained_rate_to_2_percent(monkeypatch, limit, expected):
+  runs = []
+
+  def fake(case, rate, give_up_ttft_s=None):
+    runs.append(rate)
+    return point(rate, 1.0 if rate <= limit else 9.0)
+
+  monkeypatch.setattr(cases, "run", fake)
+  found = throughput._Search(Case(system="strata"), 20.0, 5.0).highest(5.0)
+  assert len(runs) == len(set(runs)) < 15
+  if expected is None:
+    assert found is None
+  else:
+    assert expected / 1.25 <= found.rate_rps <= expected
+    if expected < 79:
+      assert found.rate_rps >= expected / 1.02
+
+
+def test_targets_share_their_runs(monkeypatch):
+  runs = []
+
+  def fake(case, rate, give_up_ttft_s=None):
+    runs.append(rate)
+    return point(rate, rate)
+
+  monkeypatch.setattr(cases, "run", fake)
+  search = throughput._Search(Case(system="strata"), 20.0, 40.0)
+  assert search.highest(30.0).rate_rps == pytest.approx(30.0, rel=0.02)
+  before = len(runs)
+  assert search.highest(22.0).rate_rps == pytest.approx(22.0, rel=0.02)
+  assert len(runs) - before <= 5
+
+
+def test_what_a_point_must_keep_to_be_sustained():
+  assert point(1.0, 5.0).sustains(5.0)
+  assert not point(1.0, 5.01).sustains(5.0)
+  assert not point(1.0, 1.0, lost=1).sustains(5.0)
+  assert not point(1.0, 1.0, given_up=True).sustains(5.0)
+  assert point(1.0, 1.0, drain=15.0).sustains(5.0)
+  assert not point(1.0, 1.0, drain=15.1).sustains(5.0)
+  assert point(1.0, 0.1, drain=5.0).sustains(0.1)  # 5 % of the span
+
+
+def test_a_hopeless_run_is_given_up_and_a_fair_one_is_not():
+  case = Case(system="hicache_paper", workload="no_reuse", initial_cache="cold", limit=120)
+  assert cases.run(case, 1000.0, give_up_ttft_s=0.5).given_up
+  whole = cases.run(case, 1000.0)
+  kept = cases.run(case, 1000.0, give_up_ttft_s=whole.ttft_mean_s)
+  assert not kept.given_up
+  assert kept.summary["ttft_mean_s"] == whole.summary["ttft_mean_s"] > 0.5
+
+
+def test_the_variants_of_the_ablation():
+  variants = ablation.variants()
+  assert variants["none"] == ()
+  assert variants["all"] == ("io", "deferral", "balance", "bundle", "bubble")
+  assert variants["all but bubble"] == ("io", "deferral", "balance", "bundle")
+  nothing = cases._setup(ablation.case_with(())).system
+  baseline = cases._setup(Case(system="hicache_paper")).system
+  assert nothing.page_size == baseline.page_size == 32
+  for field in ("load_backend", "store_backend", "separate_kv_copies", "overlap"):
+    assert getattr(nothing, field) == getattr(baseline, field)
+  for field in ("deferral", "balance", "bundles", "bubble_filling", "order"):
+    assert getattr(nothing.scheduler_config, field) == getattr(baseline.scheduler_config, field)
+  assert cases._setup(ablation.case_with(ablation.MECHANISMS)).system.name == "strata"
+
+
+def test_with_every_mechanism_off_the_run_is_the_baselines():
+  fields = {"limit": 60, "seed": 3}
+  off = cases.run(ablation.case_with((), **fields), None)
+  baseline = cases.run(Case(system="hicache_paper", **fields), None)
+  assert off.summary == baseline.summary
+
+
+def test_rows_are_paired_by_seed():
+  def cell(label, seed, value, target="5"):
+    at = {target: None if value is None else {"output_tokens_per_s": value, "ttft_mean_s": 1.0}}
+    measured = {"at": at, "peak_output_tokens_per_s": 9.0, "reference_ttft_s": 1.0}
+    return {"label": label, "case": {"seed": seed}}, measured
+
+  found = [cell("hicache_paper", 0, 10.0), cell("hicache_paper", 1, 20.0)]
+  found += [cell("strata", 0, 30.0), cell("strata", 1, 62.0)]
+  found += [cell("oracle_io", 0, 40.0), cell("oracle_io", 1, 62.0)]
+  found += [cell("trtllm_like", 0, None), cell("trtllm_like", 1, 5.0)]
+  rows = {row["system"]: row for row in throughput_at_ttft.SWEEP.table(Options(), found)}
+  assert rows["strata"]["ratio_to_baseline"] == pytest.approx((3.0 + 3.1) / 2)
+  assert rows["strata"]["fraction_of_oracle"] == pytest.approx((0.75 + 1.0) / 2)
+  assert rows["strata"]["best_baseline"] == "hicache_paper"
+  assert rows["trtllm_like"]["ratio_to_baseline"] is None
+  assert rows["trtllm_like"]["output_tokens_per_s"] is None
+  assert rows["hicache_paper"]["verdict"] == "not distinguishable"
+  low, high = rows["strata"]["ci95"]
+  assert low < 3.05 < high
+
+
+def test_statistics():
+  assert statistics.mean([]) is None
+  assert statistics.half_width_95([1.0]) is None
+  # Five values, Student's t with 4 degrees of freedom.
+  values = [1.0, 2.0, 3.0, 4.0, 5.0]
+  assert statistics.half_width_95(values) == pytest.approx(2.776 * math.sqrt(2.5 / 5))
+  assert statistics.paired_ratios([1.0, None], [1.0, 1.0]) is None
+  assert statistics.noise_floor([10.0, 10.0, 10.0]) == 0.0
+  assert statistics.noise_floor([10.0, 11.0, 12.0]) > 0.1
+  assert tables.verdict(1.05, 0.01, 0.08) == "not distinguishable"
+  assert tables.verdict(1.05, 0.01, 0.03) == "gain"
+  assert tables.verdict(0.9, 0.01, None) == "loss"
+
+
+@pytest.mark.parametrize(
+  ("argv", "message"),
+  [
+    (["--name=none"], r"--name: expected FILE\.py or one of throughput_at_ttft"),
+    (["--workers=0"], "--workers: expected"),
+  ],
+)
+def test_mistakes_get_one_line(tmp_path, argv, message):
+  with pytest.raises(flags.UsageError, match=message):
+    sweep.main(sweep.FLAGS.parse([f"--out={tmp_path}", *argv]))
