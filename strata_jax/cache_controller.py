@@ -425,36 +425,40 @@ class CacheController:
 
   def _decode(self, plan: StepPlan, stale: list[int]) -> list[DecodeWork]:
     """Gives those who decode the pages for all steps of the plan."""
-    steps, page_size = plan.decode_steps, self.cache.page_size
-    chosen: list[tuple[RequestState, int]] = []  # with the length of its page table
+    steps, page_size, running = plan.decode_steps, self.cache.page_size, self._running
+    chosen: list[RequestState] = []
+    growing: list[tuple[RequestState, int]] = []  # with how many pages it needs
     wanted = 0
     for request_id in plan.decode:
-      state = self._running.get(request_id)
+      state = running.get(request_id)
       if state is None or state.phase != "decode" or state.over:
         stale.append(request_id)
         continue
-      total = -(-(state.context_tokens + steps) // page_size)
-      more = max(total - state.page_count, 0)
-      if more and not self.tiers.fits(wanted + more):
-        stale.append(request_id)
-        continue
-      wanted += more
-      chosen.append((state, total))
-    slots = self.tiers.allocate(wanted) if wanted else None
-    taken = 0
+      missing = state.context_tokens + steps - state.page_count * page_size
+      if missing > 0:
+        pages = (missing + page_size - 1) // page_size
+        if not self.tiers.fits(wanted + pages):
+          stale.append(request_id)
+          continue
+        wanted += pages
+        growing.append((state, pages))
+      chosen.append(state)
+    if growing:
+      slots = self.tiers.allocate(wanted)
+      taken = 0
+      for state, pages in growing:
+        state.add_own(slots[taken : taken + pages])
+        taken += pages
     works: list[DecodeWork] = []
-    for state, total in chosen:
-      more = total - state.page_count
-      if more > 0 and slots is not None:
-        state.add_own(slots[taken : taken + more])
-        taken += more
+    for state in chosen:
       state.in_step = True
+      position = state.context_tokens
       works.append(
         DecodeWork(
           request_id=state.request_id,
           token_id=state.last_token,
-          position=state.context_tokens,
-          page_table=state.pages[:total],
+          position=position,
+          page_table=state.pages[: (position + steps + page_size - 1) // page_size],
         )
       )
     return works
@@ -501,10 +505,11 @@ class CacheController:
         self._append(state, event.tokens, outputs)
       if state.over:
         self._leave_now(state)
+    states, tokens = self._states, event.tokens
     for decode in step.decodes:
-      state = self._states[decode.request_id]
+      state = states[decode.request_id]
       state.in_step = False
-      state.context_tokens += self._append(state, event.tokens, outputs)
+      state.context_tokens += self._append(state, tokens, outputs)
       if state.over:
         self._leave_now(state)
     return tuple(outputs)

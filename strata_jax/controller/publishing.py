@@ -55,7 +55,7 @@ def give_up_duplicates(tiers: CacheTiers, state: RequestState) -> None:
 
   For a full pool only: the tree's pages were computed in other chunks and may differ in last bits.
   """
-  if not state.duplicate_pages or state.leaf is None:
+  if not state.duplicate_pages or state.leaf is None or state.in_step:
     return
   for node in state.leaf.path():
     if node.ready(DEVICE):

@@ -41,17 +41,17 @@ def waiting_view(state: RequestState, cache: CacheConfig) -> RequestView:
 def running_view(state: RequestState, tiers: CacheTiers, cache: CacheConfig) -> RunningView:
   """The view of a request that holds device pages."""
   context = state.context_tokens
-  request = state.request
-  if state.phase == "decode":
+  left = state.max_length - state.length
+  if state.phase == "decode":  # the common case: a view for every token
     return RunningView(
       request_id=state.request_id,
       phase="decode",
       arrival_s=state.arrival_s,
       context_tokens=context,
-      next_pages=int(context >= state.page_count * tiers.page_size),
-      output_tokens_left=max(state.max_length - state.length, 0),
-      held_pages=_held_pages(state, tiers),
-      tenant=request.tenant,
+      next_pages=1 if context >= state.page_count * tiers.page_size else 0,
+      output_tokens_left=left if left > 0 else 0,
+      held_pages=_held_pages(state, tiers.page_size),
+      tenant=state.request.tenant,
     )
   tail = state.prompt_tokens - max(state.cap_tokens, context)
   if state.tip is None or state.leaf is None:
@@ -68,9 +68,9 @@ def running_view(state: RequestState, tiers: CacheTiers, cache: CacheConfig) -> 
     path=path,
     tail_tokens=tail,
     output_tokens_left=max(state.max_length - state.length, 0),
-    held_pages=_held_pages(state, tiers),
+    held_pages=_held_pages(state, tiers.page_size),
     load_tokens_left=_load_tokens_left(state.load_ids, tiers) if state.phase == "parked" else None,
-    tenant=request.tenant,
+    tenant=state.request.tenant,
   )
 
 
@@ -140,7 +140,7 @@ def _load_tokens_left(transfer_ids: Iterable[int], tiers: CacheTiers) -> int:
   )
 
 
-def _held_pages(state: RequestState, tiers: CacheTiers) -> int:
+def _held_pages(state: RequestState, page_size: int) -> int:
   """Device pages that a preemption would release or make evictable."""
   leaf = state.leaf
   if leaf is None:
@@ -149,4 +149,4 @@ def _held_pages(state: RequestState, tiers: CacheTiers) -> int:
   while node is not None and node.locks[DEVICE] == 1:  # locked for this request alone
     node = node.parent
   shared = 0 if node is None else node.end
-  return state.own_pages + (leaf.end - shared) // tiers.page_size
+  return state.own_pages + (leaf.end - shared) // page_size
