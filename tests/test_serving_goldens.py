@@ -105,7 +105,7 @@ def test_after_a_round_trip_through_the_host(server, goldens):
   for record in again:
     hits = record.device_hit_tokens + record.host_hit_tokens
     assert hits == (record.prompt_tokens - 1) // page_size * page_size
-  assert sum(r.host_hit_tokens for r in again) > 400
+  assert sum(r.host_hit_tokens for r in again) > 256
 
 
 @pytest.mark.slow
