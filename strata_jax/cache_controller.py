@@ -5,16 +5,17 @@ passed on. Deterministic: the same calls give the same slots. The parts are in
 `strata_jax/controller/`.
 """
 
-import bisect
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from strata_jax.config import CacheConfig, ServingConfig
+from strata_jax.config import CacheConfig, ServingConfig, StorageConfig
 from strata_jax.controller import admission, view_builder
 from strata_jax.controller.checks import check_controller
 from strata_jax.controller.publishing import end_growth, give_up_duplicates, path_below, publish
 from strata_jax.controller.request_state import RequestState, output_limit
-from strata_jax.controller.results import Admission, Applied, ControllerStats
+from strata_jax.controller.results import Admission, Applied, BackupProgress, ControllerStats
 from strata_jax.controller.tiers import CacheTiers
+from strata_jax.controller.waiting_line import WaitingLine
 from strata_jax.executors.protocol import (
   BackupDone,
   DecodeWork,
@@ -24,18 +25,18 @@ from strata_jax.executors.protocol import (
   PrefillWork,
   StepDone,
   StepWork,
+  StorageWork,
 )
-from strata_jax.radix_tree import DEVICE, HiRadixTree
+from strata_jax.radix_tree import DEVICE, HOST, HiRadixTree
 from strata_jax.scheduler.views import (
   Budgets,
   Costs,
-  Deferred,
   Prefill,
   Refused,
-  RequestView,
   SchedulerView,
   StepPlan,
 )
+from strata_jax.storage_tier import StorageTier
 from strata_jax.workloads.request import Request
 
 __all__ = ["Admission", "Applied", "CacheController", "ControllerStats"]
@@ -52,6 +53,7 @@ class CacheController:
     fingerprint: names model and layout in the page keys of lower tiers.
     context_tokens: longest prompt with its output; None: only the device pool limits it.
     costs: shown to the scheduler.
+    storage: the tier below the host; None: there is none.
   """
 
   def __init__(
@@ -62,6 +64,7 @@ class CacheController:
     fingerprint: str = "",
     context_tokens: int | None = None,
     costs: Costs = Costs(),
+    storage: StorageConfig | None = None,
   ) -> None:
     self.cache = cache
     self.serving = serving
@@ -69,6 +72,9 @@ class CacheController:
     self.context_tokens = context_tokens
     self.stats = ControllerStats()
     self.tiers = CacheTiers(cache, fingerprint, self.stats)
+    self.storage: StorageTier | None = None
+    if storage is not None and cache.enabled and cache.host_pages:
+      self.storage = StorageTier(storage, self.tiers)
     self._budgets = Budgets(
       page_size=cache.page_size,
       step_tokens=serving.step_tokens,
@@ -77,9 +83,8 @@ class CacheController:
       decode_steps=serving.decode_steps,
     )
     self._states: dict[int, RequestState] = {}
-    self._waiting: list[RequestState] = []  # in arrival order
+    self._waiting = WaitingLine(self.tiers, cache)
     self._running: dict[int, RequestState] = {}  # in admission order
-    self._waiting_views: tuple[RequestView, ...] | None = ()  # None: to be made
     self._sequence = 0
     self._version = 0
     self._next_step = 0
@@ -117,7 +122,7 @@ class CacheController:
     state = RequestState(request, self._sequence, arrival_s, root)
     self._sequence += 1
     self._states[request.request_id] = state
-    self._wait(state)
+    self._waiting.add(state)
     return None
 
   # -- plans --------------------------------------------------------------------------------------
@@ -142,7 +147,7 @@ class CacheController:
     prefilling = [state for state in running if state.phase != "decode"]
     return SchedulerView(
       version=self._version,
-      waiting=self._view_waiting(),
+      waiting=self._waiting.views(),
       running=tuple([view_builder.running_view(s, tiers, self.cache) for s in running]),
       parked=view_builder.parked_view(prefilling, tiers),
       in_flight=view_builder.in_flight_view(prefilling),
@@ -170,7 +175,7 @@ class CacheController:
       raise ValueError(f"plan.version: expected at most {self._version}, got {plan.version}")
     stale: list[int] = []
     refused = tuple(refusal for refusal in plan.refused if self._refuse(refusal, stale))
-    preempted = tuple(i for i in plan.preempt if self._preempt(i, stale))
+    preempted = tuple(i for i in plan.preempt if self._preempt(i, stale, now_s))
     will_load: set = set()
     pinned = [p for entry in plan.prefill if (p := self._pin(plan, entry, will_load, stale))]
     decodes = self._decode(plan, stale)
@@ -184,7 +189,7 @@ class CacheController:
       state.phase = "prefill"
       resumed.append(request_id)
       prefills.append(self._prefill_work(state))
-    self._note_waits(plan)
+    self._waiting.note(plan)
     self.stats.stale_entries += len(stale)
     return Applied(
       work=self._work(loads, parked_loads, prefills, decodes, plan.decode_steps),
@@ -199,6 +204,22 @@ class CacheController:
     """Backups that wait for a step to ride in, as work of their own."""
     return self._work([], [], [], [], 1)
 
+  def storage_work(self, now_s: float) -> tuple[StorageWork, ...]:
+    """Reads and writes of the storage tier to start now, whatever else is under way."""
+    return () if self.storage is None else self.storage.work(now_s)
+
+  def backup_progress(self, tokens: Any, *, salt: str = "", adapter: str = "") -> BackupProgress:
+    """How far the backup of a prompt's cached prefix got, in tokens."""
+    match = self.tree.match(tokens, salt=salt, adapter=adapter)
+    counts = {"": 0, "in_host": 0, "handed_over": 0, "durable": 0}
+    for node in match.nodes:
+      part = min(node.end, match.tokens) - node.start
+      progress = "in_host" if node.ready(HOST) else ""
+      if self.storage is not None:
+        progress = self.storage.progress(node)
+      counts[progress] += part if progress or node.ready(DEVICE) else 0
+    return BackupProgress(*counts.values())
+
   # -- completions --------------------------------------------------------------------------------
 
   def complete(self, event: Event, now_s: float) -> Outputs:
@@ -210,8 +231,12 @@ class CacheController:
       self.tiers.load_done(event)
     elif isinstance(event, BackupDone):
       self.tiers.backup_done(event)
-    else:
+    elif isinstance(event, StepDone):
       return self._step_done(event)
+    else:
+      if self.storage is None:
+        raise ValueError(f"expected no event of a storage tier, got {event}")
+      self.storage.complete(event, now_s)
     return ()
 
   def finish(self, request_id: int, now_s: float, *, output_tokens: int | None = None) -> None:
@@ -249,42 +274,23 @@ class CacheController:
         f"expected nothing in use, got {len(self._states)} requests and "
         f"{len(self.tiers.transfers)} transfers"
       )
+    if self.storage is not None:
+      self.storage.clear()
     self.tiers.clear()
 
   def check(self) -> None:
     """Raises AssertionError when an invariant is broken. Looks at everything: for tests."""
-    check_controller(self.tiers, self._states.values(), self._waiting, self._running.values())
+    check_controller(self.tiers, self._states.values(), list(self._waiting), self._running.values())
 
   # -- inside: waiting ----------------------------------------------------------------------------
 
-  def _wait(self, state: RequestState) -> None:
-    admission.enter_waiting(self.tiers, state)
-    bisect.insort(self._waiting, state, key=lambda state: state.sequence)
-    self._waiting_views = None
-    state.view = None
-
-  def _stop_waiting(self, state: RequestState) -> None:
-    self._waiting.remove(state)
-    self._waiting_views = None
+  def _leave_storage(self, state: RequestState) -> None:
+    if self.storage is not None:
+      self.storage.left(state)
 
   def _drop_waiting(self, state: RequestState) -> None:
-    self._stop_waiting(state)
-    admission.leave_waiting(self.tiers, state)
+    self._waiting.drop(state)
     del self._states[state.request_id]
-
-  def _view_waiting(self) -> tuple[RequestView, ...]:
-    dirty = self.tree.dirty_waiters
-    if dirty:
-      for state in dirty:
-        state.view = None
-      dirty.clear()
-      self._waiting_views = None
-    if self._waiting_views is None:
-      for state in self._waiting:
-        if state.view is None:
-          state.view = view_builder.waiting_view(state, self.cache)
-      self._waiting_views = tuple([s.view for s in self._waiting if s.view is not None])
-    return self._waiting_views
 
   def _refuse(self, refusal: Refused, stale: list[int]) -> bool:
     state = self._states.get(refusal.request_id)
@@ -294,66 +300,6 @@ class CacheController:
     self.stats.refused += 1
     self._drop_waiting(state)
     return True
-
-  def _note_waits(self, plan: StepPlan) -> None:
-    """Counts the rounds of those who were deferred, postponed or passed over."""
-    for deferred in plan.deferred:
-      state = self._states.get(deferred.request_id)
-      if state is not None and state.phase == "waiting":
-        self._defer(state, deferred)
-    for request_id in plan.postponed:
-      state = self._states.get(request_id)
-      if state is None or state.phase != "waiting":
-        continue
-      state.postponements += 1
-      if state.front and not any(self._is_in_flight(node_id) for node_id in state.after):
-        state.front, state.after, state.progress = False, (), None  # it has been considered
-      self._changed(state)
-    for request_id in plan.bypassed:
-      state = self._states.get(request_id)
-      if state is not None and state.phase == "waiting":
-        state.bypasses += 1
-        self._changed(state)
-
-  def _changed(self, state: RequestState) -> None:
-    state.view = None
-    self._waiting_views = None
-
-  def _defer(self, state: RequestState, deferred: Deferred) -> None:
-    """A deferral counts once it turns out that the producer made no progress since."""
-    if state.progress is not None and self._progress(state.after) <= state.progress:
-      state.deferrals += 1
-    state.front = True
-    state.after = deferred.waits_on
-    state.progress = self._progress(deferred.waits_on)
-    for node_id in deferred.waits_on:
-      node = self.tree.nodes.get(node_id)
-      if node is not None:
-        if state.delayed_end <= state.delayed_start:
-          state.delayed_start = node.start
-        state.delayed_start = min(state.delayed_start, node.start)
-        state.delayed_end = max(state.delayed_end, node.end)
-    self._changed(state)
-
-  def _is_in_flight(self, node_id: int) -> bool:
-    node = self.tree.nodes.get(node_id)
-    return node is not None and node.state == "in_flight"
-
-  def _progress(self, node_ids: Sequence[int]) -> int:
-    """How far the nodes are computed, as a sum of prompt positions."""
-    position = 0
-    for node_id in node_ids:
-      node = self.tree.nodes.get(node_id)
-      if node is None:
-        continue
-      if node.slots[DEVICE] is not None:
-        position += node.end
-      elif node.producers:
-        producer = next(iter(node.producers))
-        position += max(node.start, min(node.end, producer.context_tokens))
-      else:
-        position += node.start
-    return position
 
   # -- inside: running ----------------------------------------------------------------------------
 
@@ -395,10 +341,9 @@ class CacheController:
         loads.append(load)
       if admitted_now is not None:
         admitted.append(admitted_now)
-        self._stop_waiting(state)
+        self._waiting.remove(state)
         self._running[state.request_id] = state
         state.admitted_before = True
-        state.front, state.after, state.progress = False, (), None
       state.chunk_start, state.chunk_end = pinned.start, pinned.end
       if state.request_id in plan.park:
         state.phase = "parked"
@@ -530,7 +475,7 @@ class CacheController:
       outputs.append((state.request_id, new))
     return len(new)
 
-  def _preempt(self, request_id: int, stale: list[int]) -> bool:
+  def _preempt(self, request_id: int, stale: list[int], now_s: float) -> bool:
     state = self._running.get(request_id)
     if state is None or state.over:
       stale.append(request_id)
@@ -543,7 +488,7 @@ class CacheController:
     state.context_tokens = 0
     state.deferrals = state.postponements = state.bypasses = 0
     state.delayed_start = state.delayed_end = 0
-    self._wait(state)
+    self._waiting.add(state)
     return True
 
   def _leave(self, state: RequestState, keep_tokens: int) -> None:
