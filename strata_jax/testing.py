@@ -112,12 +112,18 @@ def check_plan(view: views.SchedulerView, plan: views.StepPlan) -> None:
   _subset("waits", waits, waiting)
   _subset("refused", (r.request_id for r in plan.refused), waiting)
   _check_entries(view, plan, waiting, running)
-  computed = sum(e.compute_end - e.compute_start for e in plan.prefill)
-  if plan.resume and view.parked:
-    computed += view.parked.compute_tokens
-  assert computed <= budgets.step_tokens, f"{computed} tokens of {budgets.step_tokens}"
-  batch = len(chosen) + len(plan.resume)
-  assert batch <= budgets.batch_requests, f"{batch} requests of {budgets.batch_requests}"
+  for what, entries in (
+    ("computed", [e for e in plan.prefill if e.request_id not in plan.park]),
+    ("parked", [e for e in plan.prefill if e.request_id in plan.park]),
+  ):
+    tokens = sum(e.compute_end - e.compute_start for e in entries)
+    count = len(entries)
+    if what == "computed" and view.parked and plan.resume:
+      count += len(plan.resume)
+      if set(plan.resume) == set(view.parked.request_ids):
+        tokens += view.parked.compute_tokens
+    assert tokens <= budgets.step_tokens, f"{what}: {tokens} tokens of {budgets.step_tokens}"
+    assert count <= budgets.batch_requests, f"{what}: {count} of {budgets.batch_requests} requests"
   admitted = sum(request_id in waiting for request_id in chosen)
   slots = len(running) - len(plan.preempt) + admitted
   assert not admitted or slots <= budgets.running_requests, f"{slots} running requests"

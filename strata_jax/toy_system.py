@@ -255,11 +255,12 @@ class ToySystem:
       phase=cast(Any, live.phase),
       arrival_s=float(live.order),
       context_tokens=self._context(live),
-      remaining_prefill_tokens=live.prompt_tokens - live.position if prefills else 0,
+      remaining_prefill_tokens=0 if live.phase == "decode" else live.prompt_tokens - live.position,
       path=self._path(live, producers) if prefills else (),
       tail_tokens=min(live.tail_tokens, live.prompt_tokens - live.position) if prefills else 0,
       next_pages=self._next_pages(live, 1) if live.phase == "decode" else 0,
       output_tokens_left=live.request.output_tokens - live.generated,
+      load_tokens_left=sum(n.loading for n in live.needs) if live.phase == "parked" else None,
       held_pages=live.private_pages
       + sum(n.tokens // self.budgets.page_size for n in live.locked if n.locks == 1),
     )
@@ -377,8 +378,11 @@ class ToySystem:
       self.live[request_id].bypasses += 1
     deferred = {d.request_id for d in plan.deferred}
     orders = [self.live[e.request_id].order for e in admitted]
+    loading = [self.live[e.request_id].order for e in admitted if e.loads]
     for live in self._in("waiting"):
-      if orders and min(orders) > live.order and live.request.request_id not in deferred:
+      full = view.parked is not None and any(n.host and not n.on_device for n in live.nodes)
+      passing = loading if full else orders  # no window is full for those who do not load
+      if passing and min(passing) > live.order and live.request.request_id not in deferred:
         live.passed_rounds += 1
         self.longest_passed_rounds = max(self.longest_passed_rounds, live.passed_rounds)
       self.longest_deferrals = max(self.longest_deferrals, live.deferrals)

@@ -18,10 +18,20 @@ def admit(round_: Round, candidate: Candidate, load_or_compute: LoadOrCompute) -
   if round_.full:
     return None
   loads, start = load_or_compute(round_, candidate)
-  end = chunk_end(candidate, start, round_)
-  if end is None:
-    return None
   load_tokens = sum([load[1] for load in loads]) if loads else 0
+  uses_loads = load_tokens > 0 or start > candidate.resident_tokens
+  later = uses_loads and round_.loads_wait
+  if later:
+    tokens_left, requests_left = round_.later_tokens_left, round_.later_requests_left
+    if load_tokens and (round_.loads_closed or round_.load_tokens >= round_.window_tokens):
+      requests_left = 0
+  else:
+    tokens_left, requests_left = round_.tokens_left, round_.requests_left
+  end = chunk_end(candidate, start, tokens_left, round_.page_size)
+  if end is None or requests_left <= 0:
+    if later:
+      round_.window_waits.add(candidate.request_id)
+    return None
   # All before `start` is there but its own loads.
   there = start - load_tokens
   new_pages = pages_of(candidate.prompt_tokens + candidate.reserve_tokens - there, round_.page_size)
@@ -37,7 +47,8 @@ def admit(round_: Round, candidate: Candidate, load_or_compute: LoadOrCompute) -
     new_pages,
     pins,
     pinned_pages,
-    load_tokens > 0 or start > candidate.resident_tokens,
+    uses_loads,
+    later,
   )
 
 
@@ -46,7 +57,7 @@ def proceed(round_: Round, candidate: Candidate, load_or_compute: LoadOrCompute)
   if round_.tokens_left <= 0 or round_.requests_left <= 0:
     return None
   loads, start = load_or_compute(round_, candidate)
-  end = chunk_end(candidate, start, round_)
+  end = chunk_end(candidate, start, round_.tokens_left, round_.page_size)
   if end is None:
     return None
   begin = candidate.offset + start
@@ -67,11 +78,11 @@ def refuse_impossible(round_: Round, candidate: Candidate) -> bool:
   return True
 
 
-def chunk_end(candidate: Candidate, start: int, round_: Round) -> int | None:
+def chunk_end(candidate: Candidate, start: int, tokens_left: int, page_size: int) -> int | None:
   """Where the chunk from `start` (in the path) ends, as a prompt position; None: no room."""
   begin = candidate.offset + start
-  end = begin + round_.tokens_left
+  end = begin + max(0, tokens_left)
   if end >= candidate.prompt_tokens:
     return candidate.prompt_tokens
-  end -= end % round_.page_size
+  end -= end % page_size
   return end if end > begin else None

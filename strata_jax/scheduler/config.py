@@ -37,6 +37,8 @@ class SchedulerConfig:
   bundle_min_shared_tokens: float = 1  # and shares at least this with them
 
   bubble_filling: bool = True
+  rolling_loads: bool = True  # parked requests resume one by one and others join; off: as a batch
+  window_s: float = 0.2  # rolling loads: others join while fewer seconds of loads are on their way
   layerwise: bool = True  # compute may start while its load runs, layer by layer
 
   dedup: bool = False  # in-queue de-duplication as SGLang does it: later twins go to the end
@@ -67,6 +69,7 @@ class SchedulerConfig:
       "seconds_threshold",
       "bundle_slack_tokens",
       "bundle_min_shared_tokens",
+      "window_s",
       "dedup_check_tokens",
       "dedup_shared_tokens",
       "dedup_max_waiting",
@@ -76,6 +79,7 @@ class SchedulerConfig:
       validation.check_number(self, field, minimum=1)
     for field in ("min_load_tokens", "running_reserve_tokens"):
       validation.check_int(self, field, minimum=0)
-    for field in ("deferral", "balance", "refill", "bundles", "bubble_filling", "layerwise"):
+    for field in ("deferral", "balance", "refill", "bundles", "bubble_filling"):
       validation.check_choice(self, field, (False, True))
-    validation.check_choice(self, "dedup", (False, True))
+    for field in ("rolling_loads", "layerwise", "dedup"):
+      validation.check_choice(self, field, (False, True))

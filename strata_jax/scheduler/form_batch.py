@@ -59,6 +59,7 @@ def balanced(round_: Round, line: Sequence[int], try_admit: TryAdmit) -> None:
     for index in postponed
     if (request_id := round_.view.waiting[index].request_id) not in round_.chosen
     and request_id not in round_.deferred
+    and request_id not in round_.window_waits
   )
 
 

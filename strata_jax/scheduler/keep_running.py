@@ -7,6 +7,7 @@ prompts continue in admission order, each consulting the cache for its next chun
 from collections.abc import Callable
 
 from strata_jax.scheduler.admit import LoadOrCompute, proceed
+from strata_jax.scheduler.fill_bubble import resumable
 from strata_jax.scheduler.round import Candidate, Round, reserve_pages
 from strata_jax.scheduler.views import Deferred, RunningView
 
@@ -47,13 +48,35 @@ def decode_all(round_: Round) -> None:
 
 
 def resume_parked(round_: Round) -> None:
-  """Starts the compute of the parked batch, which was given its tokens when it was formed."""
-  parked = round_.view.parked
-  if parked is None:
+  """Starts the compute of parked requests, and opens what they leave of the window to others."""
+  view, config = round_.view, round_.config
+  if view.parked is None:
     return
-  round_.resume = parked.request_ids
-  round_.tokens_left -= parked.compute_tokens
-  round_.requests_left -= len(parked.request_ids)
+  parked = [r for r in view.running if r.phase == "parked"]
+  resumed = list(resumable(round_, parked))
+  computes = view.parked.compute_tokens
+  if len(resumed) < len(parked):
+    kept: list[RunningView] = []
+    tokens = 0
+    for request in resumed:  # a chunk at most each; no more than fit into a step
+      tokens += min(request.remaining_prefill_tokens, view.parked.compute_tokens)
+      if kept and tokens > round_.tokens_left:
+        break
+      kept.append(request)
+      computes = tokens
+    resumed = kept
+  if not resumed:
+    computes = 0
+  round_.resume = tuple(r.request_id for r in resumed)
+  round_.tokens_left -= computes
+  round_.requests_left -= len(resumed)
+  if config.bubble_filling and config.rolling_loads:
+    round_.loads_wait = True
+    if view.costs.load_s_per_token > 0:
+      window_tokens = config.window_s / view.costs.load_s_per_token
+      round_.window_tokens = window_tokens - view.parked.load_tokens_left
+    round_.later_requests_left = view.budgets.batch_requests - (len(parked) - len(resumed))
+    round_.later_tokens_left = view.budgets.step_tokens - (view.parked.compute_tokens - computes)
 
 
 def continue_prefills(round_: Round, load_or_compute: LoadOrCompute, defer: Defer) -> None:

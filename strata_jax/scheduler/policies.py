@@ -12,8 +12,9 @@ postponed, or bypassed (a later arrival was admitted, it was not). Let a request
 device and E requests that arrived before it wait too (preempted ones come back to their place).
 Then it is admitted no later than in its (E + max_bypasses + max_postponements + 1)-th round in
 which anybody is admitted and it is not deferred; and it is deferred in at most max_deferrals + 1
-rounds in which what it waits for makes no progress. Rounds held for a prefetch do not count, and a
-request that is preempted itself starts anew.
+rounds in which what it waits for makes no progress. Rounds held for a prefetch do not count, nor
+those in which it would load but the window of rolling loads is full and no later arrival loads (the
+window empties at the speed of the link); a request that is preempted itself starts anew.
 
 What the controller counts, from the plan: `deferrals` + 1 for each of `plan.deferred` that was
 deferred before and whose producer has computed nothing of the nodes it waited on (`after`) since;
@@ -89,15 +90,15 @@ def schedule(view: SchedulerView, config: SchedulerConfig) -> StepPlan:
 def plan_step(view: SchedulerView, config: SchedulerConfig, stages: Stages) -> StepPlan:
   """Runs the stages: what runs goes on, then waiting requests join in line order.
 
-  While a parked batch loads, only requests that need no loads join.
+  While parked requests load, others that need loads join them (rolling loads) or wait.
 
   Rule 8 stands outside the stages: urgent requests come first and are never deferred; if one does
-  not fit, nothing else is admitted until it does.
+  not fit, nothing else is admitted until it does (nothing else loads, if only the window of rolling
+  loads is full).
   """
   round_ = Round(view, config)
   keep_running.decode_all(round_)
-  if bubbles.may_resume(round_):
-    keep_running.resume_parked(round_)
+  keep_running.resume_parked(round_)
   keep_running.continue_prefills(round_, stages.load_or_compute, stages.defer)
   keep_running.keep_reserve(round_)
   if view.waiting and not round_.full:
@@ -112,7 +113,8 @@ def _admit_waiting(round_: Round, stages: Stages) -> None:
   waiting = round_.view.waiting
   found = orders.ready(round_)
   line = orders.in_line(round_, found, stages.dedup(round_, stages.order(round_, found)))
-  loads_run = round_.view.parked is not None and not round_.resume
+  parked = round_.view.parked
+  loads_run = parked is not None and len(round_.resume) < len(parked.request_ids)
 
   def try_admit(candidate: Candidate) -> Offer | None:
     if candidate.request_id in round_.deferred:
@@ -126,10 +128,13 @@ def _admit_waiting(round_: Round, stages: Stages) -> None:
     if admission.refuse_impossible(round_, candidate):
       return None
     offer = stages.admit(round_, candidate, stages.load_or_compute)
-    if offer is not None and loads_run and offer.uses_loads:
+    if offer is not None and loads_run and offer.uses_loads and not offer.later:
       offer = None  # the bubble of a parked batch is for work without loads
     if offer is None and urgent:
-      round_.closed = True
+      if candidate.request_id in round_.window_waits:
+        round_.loads_closed = True
+      else:
+        round_.closed = True
     return offer
 
   stages.form_batch(round_, line, try_admit)
@@ -162,6 +167,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "max_deferrals": math.inf,
     "max_postponements": math.inf,
     "max_bypasses": math.inf,
+    "rolling_loads": False,
   },
 }
 """Policies by name: the fields of SchedulerConfig that each one sets."""

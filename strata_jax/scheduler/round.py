@@ -80,6 +80,7 @@ class Offer(NamedTuple):
   pins: tuple[int, ...]  # device nodes that it takes out of the evictable room
   pinned_pages: int
   uses_loads: bool  # reads pages that this plan loads
+  later: bool = False  # joins the parked: its compute is for another step
 
 
 class Round:
@@ -91,6 +92,10 @@ class Round:
     self.page_size = view.budgets.page_size
     self.tokens_left = view.budgets.step_tokens
     self.requests_left = view.budgets.batch_requests
+    self.later_tokens_left = 0  # budgets of those that join the parked
+    self.later_requests_left = 0
+    self.loads_wait = False  # whoever needs loads joins the parked
+    self.window_tokens = math.inf  # while this plan loads less
     self.slots_left = view.budgets.running_requests - len(view.running)
     self.pages_left = view.free_pages + view.evictable_pages
     self.load_tokens = 0
@@ -116,8 +121,11 @@ class Round:
     self.preempt: tuple[int, ...] = ()
     self.wake_at_s: float | None = None
     self.cut: Candidate | None = None  # prefills already; its chunk ended for want of tokens
+    self.window_waits: set[int] = set()  # need loads, and the window of rolling loads is full
+    self.loads_closed = False  # an urgent one is among them: nobody else loads
     self.closed = False  # nobody else is admitted in this round
     self._last_arrived = -1
+    self._last_loading = -1
     self._candidates: dict[int, Candidate] = {}
     self._by_seconds = (
       config.balance_by == "predicted_seconds"
@@ -187,8 +195,13 @@ class Round:
     entry = offer.entry
     self.entries.append(entry)
     self.chosen.add(entry.request_id)
-    self.tokens_left -= offer.compute_tokens
-    self.requests_left -= 1
+    if offer.later:
+      self.later_tokens_left -= offer.compute_tokens
+      self.later_requests_left -= 1
+      self.park = (*self.park, entry.request_id)
+    else:
+      self.tokens_left -= offer.compute_tokens
+      self.requests_left -= 1
     load_weight, compute_weight = self.weigh(offer)
     self.load_weight += load_weight
     self.compute_weight += compute_weight
@@ -203,6 +216,8 @@ class Round:
     self.pinned.update(offer.pins)
     self.new_offers.append(offer)
     self._last_arrived = max(self._last_arrived, candidate.arrived)
+    if offer.load_tokens:
+      self._last_loading = max(self._last_loading, candidate.arrived)
     path = candidate.path
     for span in path[candidate.present :]:
       if span[2] in MISSING_ANYWAY:
@@ -251,13 +266,23 @@ class Round:
     )
 
   def _bypassed(self) -> tuple[int, ...]:
-    """Who was passed over: a later arrival was admitted, and nothing else counts this round."""
+    """Who was passed over: a later arrival was admitted, and nothing else counts this round.
+
+    For those who wait for the window of rolling loads only a later arrival that loads counts.
+    """
     if self._last_arrived < 1:
       return ()
     counted = self.chosen | self.deferred.keys() | self.held
     counted.update(self.postponed, (request_id for request_id, _ in self.refused))
+    waits, last_loading = self.window_waits, self._last_loading
     earlier: Sequence[views.RequestView] = self.view.waiting[: self._last_arrived]
-    return tuple(r.request_id for r in earlier if r.request_id not in counted)
+    return tuple(
+      [
+        r.request_id
+        for index, r in enumerate(earlier)
+        if r.request_id not in counted and (r.request_id not in waits or index < last_loading)
+      ]
+    )
 
 
 def pages_of(tokens: int, page_size: int) -> int:

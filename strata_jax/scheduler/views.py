@@ -86,11 +86,12 @@ class RunningView:
   next_pages: int = 0
   output_tokens_left: int = 0
   held_pages: int = 0  # device pages that its preemption would release or make evictable
+  load_tokens_left: int | None = None  # parked: of the loads that it waits for; None: not known
   tenant: str = ""
 
 
 class ParkedView(NamedTuple):
-  """The batch whose loads run while decode steps fill the bubble."""
+  """The requests whose loads run while other work fills the bubble; some may resume before all."""
 
   request_ids: tuple[int, ...]
   load_tokens_left: int

@@ -4,10 +4,11 @@ import pytest
 
 from strata_jax.scheduler.config import SchedulerConfig
 from strata_jax.scheduler.policies import schedule
-from strata_jax.scheduler.views import ParkedView, RunningView
+from strata_jax.scheduler.views import Costs, ParkedView, RunningView
 from tests.scheduler.build import admitted, budgets, decodes, view, waits
 
 STRATA = SchedulerConfig()
+BATCHES = SchedulerConfig(rolling_loads=False)
 HEAVY = waits(0, (1, 50_000, "host"), tail=100)
 PARKED = RunningView(request_id=0, phase="parked", arrival_s=0.0, context_tokens=50_000)
 
@@ -66,4 +67,52 @@ def test_a_resumed_batch_keeps_its_tokens_and_the_next_may_be_parked():
   )  # fmt: skip
   plan = schedule(one, STRATA)
   assert (plan.resume, admitted(plan), plan.park) == ((0,), [1, 2], (1,))
+  assert plan.prefill[1] == (2, (), 0, 90)
+  plan = schedule(one, BATCHES)  # the published rule: one batch, one budget
+  assert (plan.resume, admitted(plan), plan.park) == ((0,), [1, 2], (1,))
   assert plan.prefill[1] == (2, (), 0, 40)
+
+
+def _window(*left: int | None, decode: bool = True):
+  """Parked requests with so many tokens of their loads left each, and two that wait to load."""
+  parked = tuple(
+    dataclasses.replace(PARKED, request_id=i, load_tokens_left=tokens, remaining_prefill_tokens=10)
+    for i, tokens in enumerate(left)
+  )
+  return view(
+    waits(20, (20, 40_000, "host"), tail=10),
+    waits(21, (21, 40_000, "host"), tail=10),
+    running=(*parked, *((decodes(9),) if decode else ())),
+    parked=ParkedView(tuple(range(len(left))), sum(t or 0 for t in left), 10 * len(left)),
+    budgets=budgets(batch_requests=3),
+  )
+
+
+def test_rolling_loads_resume_one_by_one_and_others_join():
+  plan = schedule(_window(0, 9_000, 9_000), STRATA)
+  assert (plan.resume, admitted(plan), plan.park) == ((0,), [20], (20,))
+  plan = schedule(_window(9_000, 9_000), STRATA)
+  assert (plan.resume, admitted(plan), plan.park) == ((), [20], (20,))
+  plan = schedule(_window(9_000, 9_000, 9_000), STRATA)
+  assert (plan.resume, admitted(plan)) == ((), [])
+  plan = schedule(_window(0, 9_000, 9_000), BATCHES)
+  assert (plan.resume, admitted(plan)) == ((), [])
+
+
+def test_with_nothing_else_to_run_the_first_resumes():
+  plan = schedule(_window(9_000, 9_000, decode=False), STRATA)
+  assert plan.resume == (0,)
+  plan = schedule(_window(9_000, 9_000, decode=False), BATCHES)
+  assert plan.resume == (0, 1)
+
+
+def test_unknown_progress_resumes_as_a_batch():
+  assert schedule(_window(None, None), STRATA).resume == (0, 1)
+  one = dataclasses.replace(_window(None, None), parked=ParkedView((0, 1), 9_000, 20))
+  assert schedule(one, STRATA).resume == ()
+
+
+def test_a_load_that_comes_within_a_decode_step_does_not_wait_for_it():
+  costs = Costs(load_s_per_token=1e-6, decode_step_s=0.018)
+  assert schedule(_window(9_000, 9_000), STRATA).resume == ()
+  assert schedule(dataclasses.replace(_window(9_000, 9_000), costs=costs), STRATA).resume == (0, 1)

@@ -135,12 +135,15 @@ def test_what_can_never_fit_is_refused():
   assert admitted(plan) == [1]
 
 
-def test_while_a_batch_is_parked_only_work_without_loads_joins():
+def test_while_a_batch_is_parked_others_that_load_join_it_or_wait():
   _, loading, *_ = _plans("parked_batch")
   assert (admitted(loading), loading.resume) == ([2], ())
   own, (_, one, *_) = golden_cases.CASES["parked_batch"]()
   more = dataclasses.replace(one, waiting=(waits(3, (7, 500, "host")), *one.waiting))
-  assert admitted(schedule(more, own)) == [2]
+  plan = schedule(more, own)
+  assert (admitted(plan), plan.park) == ([3, 2], (3,))
+  plan = schedule(more, dataclasses.replace(own, rolling_loads=False))
+  assert (admitted(plan), plan.park) == ([2], ())
 
 
 def test_unknown_policy():
