@@ -11,6 +11,7 @@ from typing import Any
 from strata_jax.config import CacheConfig, ServingConfig, StorageConfig
 from strata_jax.controller import admission, view_builder
 from strata_jax.controller.checks import check_controller
+from strata_jax.controller.decoding import decode_works
 from strata_jax.controller.publishing import end_growth, give_up_duplicates, path_below, publish
 from strata_jax.controller.request_state import RequestState, output_limit
 from strata_jax.controller.results import Admission, Applied, BackupProgress, ControllerStats
@@ -178,7 +179,7 @@ class CacheController:
     preempted = tuple(i for i in plan.preempt if self._preempt(i, stale, now_s))
     will_load: set = set()
     pinned = [p for entry in plan.prefill if (p := self._pin(plan, entry, will_load, stale))]
-    decodes = self._decode(plan, stale)
+    decodes = decode_works(self.tiers, self._running, plan, stale)
     admitted, loads, parked_loads, prefills = self._prefill(plan, pinned, stale)
     resumed: list[int] = []
     for request_id in plan.resume:
@@ -367,46 +368,6 @@ class CacheController:
       samples=end == state.prompt_tokens,
       waits_for=tuple(state.load_ids),
     )
-
-  def _decode(self, plan: StepPlan, stale: list[int]) -> list[DecodeWork]:
-    """Gives those who decode the pages for all steps of the plan."""
-    steps, page_size, running = plan.decode_steps, self.cache.page_size, self._running
-    chosen: list[RequestState] = []
-    growing: list[tuple[RequestState, int]] = []  # with how many pages it needs
-    wanted = 0
-    for request_id in plan.decode:
-      state = running.get(request_id)
-      if state is None or state.phase != "decode" or state.over:
-        stale.append(request_id)
-        continue
-      missing = state.context_tokens + steps - state.page_count * page_size
-      if missing > 0:
-        pages = (missing + page_size - 1) // page_size
-        if not self.tiers.fits(wanted + pages):
-          stale.append(request_id)
-          continue
-        wanted += pages
-        growing.append((state, pages))
-      chosen.append(state)
-    if growing:
-      slots = self.tiers.allocate(wanted)
-      taken = 0
-      for state, pages in growing:
-        state.add_own(slots[taken : taken + pages])
-        taken += pages
-    works: list[DecodeWork] = []
-    for state in chosen:
-      state.in_step = True
-      position = state.context_tokens
-      works.append(
-        DecodeWork(
-          request_id=state.request_id,
-          token_id=state.last_token,
-          position=position,
-          page_table=state.pages[: (position + steps + page_size - 1) // page_size],
-        )
-      )
-    return works
 
   def _work(
     self,
