@@ -11,7 +11,10 @@ import jax.numpy as jnp
 
 from strata_jax.attention import merge
 
-_BLOCK_TOKENS = 512  # context tokens in one block
+_BLOCK_TOKENS = 256  # keys (context) or queries (chunk) in one block
+_FLOOR = (
+  -1e20
+)  # the least maximum: exp(masked - _FLOOR) is 0, so that masked keys need no second mask
 
 
 def paged_attention(
@@ -70,7 +73,6 @@ def context_part(
     scores = jnp.where(valid[:, None, None], _products(rows, keys), merge.NOTHING)
     new_high = jnp.maximum(high, scores.max(axis=-1))
     weights = jnp.exp(scores - new_high[..., None])
-    weights = jnp.where(valid[:, None, None], weights, 0.0)
     # Stale pages may hold anything, and 0 times NaN is NaN.
     values = jnp.where(valid[:, None, :, None], values, 0)
     kept = jnp.exp(high - new_high)
@@ -80,7 +82,7 @@ def context_part(
   shape = rows.shape[:-1]
   start = (
     jnp.zeros(rows.shape, jnp.float32),
-    jnp.full(shape, merge.NOTHING, jnp.float32),
+    jnp.full(shape, _FLOOR, jnp.float32),
     jnp.zeros(shape, jnp.float32),
   )
   blocks = (jnp.max(tokens) + block_tokens - 1) // block_tokens
@@ -102,16 +104,30 @@ def chunk_part(rows: jax.Array, k: jax.Array, v: jax.Array) -> merge.Partial:
   Returns:
     out [B, kv_heads, G * T, head_dim], lse [B, kv_heads, G * T].
   """
+  batch, kv_heads, _, head_dim = rows.shape
   chunk = k.shape[1]
   keys, values = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)  # [B, kv_heads, T, head_dim]
-  places = jnp.arange(chunk)
-  query = jnp.tile(places, rows.shape[2] // chunk)  # [G * T]
-  # Padding comes after the valid tokens: none of them sees it.
-  scores = jnp.where(places <= query[:, None], _products(rows, keys), merge.NOTHING)
-  high = scores.max(axis=-1)
-  weights = jnp.exp(scores - high[..., None])
-  total = weights.sum(axis=-1)
-  return merge.Partial(_weighted(weights, values) / total[..., None], high + jnp.log(total))
+  rows = rows.reshape(batch, kv_heads, -1, chunk, head_dim)
+  parts = []
+  for first in range(0, chunk, _BLOCK_TOKENS):  # no query needs the keys of later blocks
+    end = min(first + _BLOCK_TOKENS, chunk)
+    block = rows[:, :, :, first:end].reshape(batch, kv_heads, -1, head_dim)
+    query = jnp.tile(jnp.arange(first, end), rows.shape[2])  # [G * block]
+    # Padding comes after the valid tokens: none of them sees it.
+    seen = jnp.arange(end) <= query[:, None]
+    scores = jnp.where(seen, _products(block, keys[:, :, :end]), merge.NOTHING)
+    high = scores.max(axis=-1)
+    weights = jnp.exp(scores - high[..., None])
+    total = weights.sum(axis=-1)
+    out = _weighted(weights, values[:, :, :end]) / total[..., None]
+    shape = (batch, kv_heads, -1, end - first)
+    parts.append((out.reshape(*shape, head_dim), (high + jnp.log(total)).reshape(shape)))
+  outs, lses = zip(*parts, strict=True)
+  shape = (batch, kv_heads, -1)
+  return merge.Partial(
+    jnp.concatenate(outs, axis=3).reshape(*shape, head_dim),
+    jnp.concatenate(lses, axis=3).reshape(shape),
+  )
 
 
 def _group_queries(q: jax.Array, kv_heads: int) -> jax.Array:

@@ -73,7 +73,7 @@ def make_buckets(
   return Buckets(
     chunk_tokens=ladder(32, chunk, 4),
     decode_requests=ladder(1, serving.running_requests, 4),
-    transfer_pages=ladder(-(-transfer // 16), transfer, 4),
+    transfer_pages=ladder(-(-transfer // 4), transfer, 4),
     table_pages=context_pages,
   )
 

@@ -69,6 +69,11 @@ def test_contexts_longer_than_one_block():
   assert_same(case(4, 1, [xla._BLOCK_TOKENS, xla._BLOCK_TOKENS - 1], [1, 1], 1), 2e-5)
 
 
+def test_a_chunk_longer_than_one_block():
+  length = xla._BLOCK_TOKENS + 30
+  assert_same(case(8, 16, [9], [length], length + 5, heads=4), 2e-5)
+
+
 def test_other_pages_do_not_matter():
   q, k, v, pool, table, starts, lengths = case(5, 4, [6, 13], [4, 2], 4)
   used = {
