@@ -84,7 +84,7 @@ class CacheController:
       decode_steps=serving.decode_steps,
     )
     self._states: dict[int, RequestState] = {}
-    self._waiting = WaitingLine(self.tiers, cache)
+    self._waiting = WaitingLine(self.tiers, cache, self.storage)
     self._running: dict[int, RequestState] = {}  # in admission order
     self._sequence = 0
     self._version = 0
@@ -123,7 +123,7 @@ class CacheController:
     state = RequestState(request, self._sequence, arrival_s, root)
     self._sequence += 1
     self._states[request.request_id] = state
-    self._waiting.add(state)
+    self._waiting.add(state, now_s)
     return None
 
   # -- plans --------------------------------------------------------------------------------------
@@ -285,10 +285,6 @@ class CacheController:
 
   # -- inside: waiting ----------------------------------------------------------------------------
 
-  def _leave_storage(self, state: RequestState) -> None:
-    if self.storage is not None:
-      self.storage.left(state)
-
   def _drop_waiting(self, state: RequestState) -> None:
     self._waiting.drop(state)
     del self._states[state.request_id]
@@ -449,7 +445,7 @@ class CacheController:
     state.context_tokens = 0
     state.deferrals = state.postponements = state.bypasses = 0
     state.delayed_start = state.delayed_end = 0
-    self._waiting.add(state)
+    self._waiting.add(state, now_s)
     return True
 
   def _leave(self, state: RequestState, keep_tokens: int) -> None:

@@ -144,6 +144,48 @@ class CacheConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StorageConfig:
+  """The storage tier: what is read from it for whom, and what is written to it when.
+
+  What is written follows `CacheConfig.write_policy`. Only runs of pages that lead on from what is
+  in memory are read, and only long ones: the rest is computed sooner.
+  """
+
+  min_prefetch_tokens: int = 256  # shorter runs are computed
+  prefetch_limit_s: float = 30.0  # policy timeout: at most this
+  prefetch_base_s: float = 2.0  # and at most this
+  prefetch_s_per_1024_tokens: float = 0.1  # plus this
+  read_tokens: int = 1024  # in one read
+  prefetch_tokens_in_flight: int = 8192  # of all reads together
+  spill_tokens_in_flight: int = 16384  # not handed over to the store yet
+  held_host_fraction: float = 0.5  # of the host pool, for pages that were read for who waits
+  writes: bool = True  # off: the store is only read
+  retry_s: float = 30.0  # without writes after the store refused one
+
+  def __post_init__(self) -> None:
+    validation.check_int(self, "min_prefetch_tokens", minimum=1)
+    for field in ("read_tokens", "prefetch_tokens_in_flight", "spill_tokens_in_flight"):
+      validation.check_int(self, field, minimum=1)
+    for field in (
+      "prefetch_limit_s",
+      "prefetch_base_s",
+      "prefetch_s_per_1024_tokens",
+      "retry_s",
+    ):
+      validation.check_number(self, field, minimum=0.0)
+    validation.check_number(self, "held_host_fraction", minimum=0.0, exclusive=True)
+    if self.held_host_fraction > 1.0:
+      validation.fail(self, "held_host_fraction", "a number <= 1", self.held_host_fraction)
+
+  def prefetch_timeout_s(self, tokens: int) -> float:
+    """Seconds that policy timeout gives the prefetch of so many tokens."""
+    return min(
+      self.prefetch_limit_s,
+      self.prefetch_base_s + self.prefetch_s_per_1024_tokens * tokens / 1024,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ServingConfig:
   """The serving loop: budgets of a step and of the running set."""
 

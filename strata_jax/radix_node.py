@@ -35,6 +35,7 @@ class Node:
     "slots",
     "span",
     "storage",
+    "storage_key",
     "tokens",
     "transfers",
     "used",
@@ -56,6 +57,7 @@ class Node:
     self.holders = [0, 0]  # children that have slots
     self.queued = [False, False]  # stands in the LRU queue
     self.storage = False  # covered by the storage tier
+    self.storage_key: bytes | None = None  # of its last page, once it is known
     self.producers: dict[Any, None] = {}  # requests that will compute it, the first is in charge
     self.waiters: set[Any] = set()  # waiting requests whose path leads through it
     self.accesses = 0

@@ -136,6 +136,7 @@ class HiRadixTree:
       node.span = None
       key = root_key(self.fingerprint, salt, adapter)
       node.prefix_hash = int.from_bytes(key[:8], "little")
+      node.storage_key = key
       self._roots[(salt, adapter)] = node
     return node
 
@@ -441,6 +442,10 @@ class HiRadixTree:
     while step is not None:
       step.used = self._clock
       step = step.parent
+
+  def requeue(self, node: Node, tier: int) -> None:
+    """Takes back what `victim` gave, unused."""
+    self._queue(node, tier)
 
   def changed(self, node: Node) -> None:
     """The node's span is no longer what it was: so are the paths of those who wait on it."""

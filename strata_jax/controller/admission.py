@@ -211,15 +211,19 @@ def _is_on_device(tiers: CacheTiers, node_id: int) -> bool:
 def _admission(state: RequestState, hit: list[Node], missing: list[Node], start: int) -> Admission:
   known = state.computed_tokens
   tokens = {DEVICE: 0, HOST: 0}
+  stored = 0  # of the host's: what storage was read for while it waited
   for node in hit:
     tier = DEVICE if node.ready(DEVICE) else HOST
     tokens[tier] += max(node.end - max(node.start, known), 0)
+    if tier == HOST and state.prefetch is not None:
+      begin, end = state.prefetch.begin, state.prefetch.next
+      stored += max(min(node.end, end) - max(node.start, begin, known), 0)
   delayed = min(state.delayed_end, start) - max(state.delayed_start, known)
   return Admission(
     request_id=state.request_id,
     device_hit_tokens=tokens[DEVICE],
-    host_hit_tokens=tokens[HOST],
-    storage_hit_tokens=0,
+    host_hit_tokens=tokens[HOST] - stored,
+    storage_hit_tokens=stored,
     delay_hit_tokens=max(delayed, 0),
     load_tokens=sum(len(node.tokens) for node in missing),
     compute_tokens=state.prompt_tokens - start,

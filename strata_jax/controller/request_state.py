@@ -1,6 +1,6 @@
 """All that the controller keeps of one request."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -50,6 +50,7 @@ class RequestState:
     "pages",
     "phase",
     "postponements",
+    "prefetch",
     "progress",
     "prompt_tokens",
     "request",
@@ -103,6 +104,7 @@ class RequestState:
     self.delayed_start = 0  # prompt positions that it was deferred for
     self.delayed_end = 0
     self.view: RequestView | None = None  # cached while it waits
+    self.prefetch: Prefetch | None = None  # what storage is read for it while it waits
 
   @property
   def outputs(self) -> int:
@@ -154,6 +156,22 @@ class RequestState:
   def own_slots(self) -> np.ndarray:
     """All slots of its own: int32 [own pages]."""
     return self.pages[: self.page_count][self.owned[: self.page_count]]
+
+
+class Prefetch:
+  """What is read from storage for a waiting request: positions [begin, end) of its prompt."""
+
+  __slots__ = ("base", "begin", "deadline_s", "end", "hold", "next", "state", "work_id")
+
+  def __init__(self, state: RequestState, work_id: int, base: int, begin: int, end: int) -> None:
+    self.state = state
+    self.work_id = work_id  # of the look-up
+    self.base = base  # where the tokens of the look-up begin
+    self.begin = begin
+    self.end = end  # until the look-up is answered: as far as it may lead
+    self.next = begin  # what lies before is on the host, or on its way there
+    self.hold: Any = None  # keeps what came from being evicted
+    self.deadline_s: float | None = None
 
 
 def output_limit(request: Request) -> int:

@@ -37,6 +37,15 @@ class Applied:
   resumed: tuple[int, ...] = ()
 
 
+class BackupProgress(NamedTuple):
+  """How far the backup of a prompt's tokens got; each token counts where it is safest."""
+
+  device_only: int
+  in_host: int
+  handed_over: int  # the store has its own copy, which a crash may lose
+  durable: int
+
+
 @dataclasses.dataclass(kw_only=True, slots=True)
 class ControllerStats:
   """Counters since the start; they only grow."""
@@ -59,3 +68,16 @@ class ControllerStats:
   taken_over_tokens: int = 0  # of prefilling prompts, computed or loaded by others meanwhile
   duplicate_tokens: int = 0  # computed although the tree had them by then
   recomputed_tokens: int = 0  # computed again after a preemption
+  look_ups: int = 0  # in storage
+  found_tokens: int = 0  # by them, as far as they are worth reading
+  prefetches: int = 0  # reads from storage
+  prefetched_tokens: int = 0
+  lost_prefetch_tokens: int = 0  # found, but missing, bad or unreadable when they were read
+  cut_prefetches: int = 0  # ended before all was read: the request was admitted or left
+  shortened_prefetches: int = 0  # for want of host memory, or because something was lost
+  spills: int = 0  # writes to storage
+  spilled_pages: int = 0
+  handed_over_pages: int = 0
+  durable_pages: int = 0
+  failed_spills: int = 0
+  skipped_spills: int = 0  # nodes not written since the store had just refused others

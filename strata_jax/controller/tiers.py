@@ -1,7 +1,7 @@
 """Pages of the device and host tiers: room, eviction, loads, backups. Knows no requests' phases."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -42,6 +42,9 @@ class CacheTiers:
     self._due: dict[Node, None] = {}  # backups to be started
     self._evicting: Transfer | None = None  # write-back of what this step evicts
     self._evicting_slots: list[tuple[np.ndarray, np.ndarray]] = []  # (device, host)
+    # What a storage tier wants to know: pages came to the host; host pages are to be evicted.
+    self.on_host: Callable[[Node], None] = lambda node: None
+    self.must_spill: Callable[[Node], bool] = lambda node: False
 
   # -- device pages -------------------------------------------------------------------------------
 
@@ -142,6 +145,10 @@ class CacheTiers:
     transfer = self._finish(event.transfer_id, HOST)
     if not event.ok:
       self.stats.failed_backups += 1
+    self.arrive(transfer, lambda node: event.ok)
+
+  def arrive(self, transfer: Transfer, is_good: Callable[[Node], bool]) -> None:
+    """A transfer to the host is over: its nodes count, or lose their slots where it failed."""
     host_locks = [lock for lock in transfer.locks if lock[1] == HOST]
     for node, tier in transfer.locks:
       if tier == DEVICE:
@@ -150,9 +157,11 @@ class CacheTiers:
     for node in sorted(transfer.nodes, key=lambda node: node.end):
       parent = node.parent
       assert parent is not None
-      if event.ok and (parent.parent is None or parent.ready(HOST)):
+      good = is_good(node)
+      if good and (parent.parent is None or parent.ready(HOST)):
         self.tree.arrived(node, HOST)
-      elif event.ok and parent.slots[HOST] is not None:  # counts when its parent does
+        self.on_host(node)
+      elif good and parent.slots[HOST] is not None:  # counts when its parent does
         later = parent.transfers[HOST]
         node.transfers[HOST] = later
         later.nodes.append(node)
@@ -168,6 +177,68 @@ class CacheTiers:
         self.stats.dropped_pages += len(node.tokens) // self.page_size
       if self.tree.nodes.get(node.id) is node:  # else it has gone with one below it
         self.tree.prune(node)
+
+  # -- storage ------------------------------------------------------------------------------------
+
+  def find_host_room(self, pages: int) -> int:
+    """Makes room for up to `pages` host pages; for how many there is."""
+    self._make_host_room(min(pages, self.host.free_pages + self.tree.pages[HOST].evictable))
+    return min(pages, self.host.free_pages)
+
+  def start_prefetch(self, node: Node) -> Transfer:
+    """Gives a node host slots that are filled from storage; the path is locked until then."""
+    transfer = self._start(HOST, [node])
+    transfer.is_prefetch = True
+    self.tree.attach(node, HOST, self.host.allocate(len(node.tokens) // self.page_size), transfer)
+    self._lock(transfer, node, HOST)
+    self.tree.touch(node)
+    return transfer
+
+  def finish_prefetch(self, transfer: Transfer, is_good: Callable[[Node], bool]) -> None:
+    self.arrive(self._finish(transfer.transfer_id, HOST), is_good)
+
+  def hold(self, node: Node) -> Transfer:
+    """Locks the host slots of the path down to a node until `release`."""
+    transfer = self._start(HOST, [])
+    self._lock(transfer, node, HOST)
+    return transfer
+
+  def release(self, transfer: Transfer) -> None:
+    self._unlock(self._finish(transfer.transfer_id, HOST))
+
+  def drop_host(self, node: Node) -> None:
+    """Frees host pages that nobody has a use for, unless something below needs them."""
+    if self.tree.nodes.get(node.id) is not node or not node.ready(HOST):
+      return
+    if node.locks[HOST] or node.holders[HOST]:
+      return
+    self.host.free(self.tree.detach(node, HOST))
+    self.tree.prune(node)
+
+  def cover(self, node: Node) -> None:
+    """Storage has the node's pages; it counts as far as storage has all above."""
+    parent = node.parent
+    if parent is not None and (parent.parent is None or parent.storage) and not node.storage:
+      node.storage = True
+      self.tree.changed(node)
+
+  def uncover(self, node: Node) -> None:
+    """Storage lost the node's pages, so that it covers nothing below either."""
+    pending = [node]
+    while pending:
+      step = pending.pop()
+      if step.storage:
+        step.storage = False
+        self.tree.changed(step)
+        pending.extend(step.children.values())
+
+  def known_key(self, node: Node | None) -> tuple[int, bytes]:
+    """The deepest position on the path down to a node (or root) whose page key is known."""
+    while node is not None and node.storage_key is None:
+      node = node.parent
+    assert node is not None, "a root has its key from the start"
+    assert node.storage_key is not None
+    return node.end, node.storage_key
 
   def clear(self) -> None:
     """Forgets all pages. The caller made sure that none is in use."""
@@ -241,7 +312,10 @@ class CacheTiers:
       return False
     while short > 0:
       node = self.tree.victim(HOST, short)
-      assert node is not None, f"{short} evictable host pages are missing"
+      if node is None:
+        return False
+      if self.must_spill(node):  # it is locked from now on
+        continue
       slots = self.tree.detach(node, HOST)
       self.host.free(slots)
       short -= len(slots)

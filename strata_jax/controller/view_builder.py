@@ -9,6 +9,7 @@ from strata_jax.controller.tiers import CacheTiers
 from strata_jax.radix_tree import DEVICE, Node
 from strata_jax.scheduler.views import (
   ParkedView,
+  PrefetchView,
   Producer,
   RequestView,
   RunningView,
@@ -16,7 +17,9 @@ from strata_jax.scheduler.views import (
 )
 
 
-def waiting_view(state: RequestState, cache: CacheConfig) -> RequestView:
+def waiting_view(
+  state: RequestState, cache: CacheConfig, prefetch: PrefetchView | None = None
+) -> RequestView:
   """The view of a request that waits."""
   if state.tip is None:  # no cache
     path = (Span(-1, state.cap_tokens, "absent"),) if state.cap_tokens else ()
@@ -32,6 +35,7 @@ def waiting_view(state: RequestState, cache: CacheConfig) -> RequestView:
     deferrals=state.deferrals,
     postponements=state.postponements,
     bypasses=state.bypasses,
+    prefetch=prefetch,
     tenant=state.request.tenant,
     front=state.front,
     after=state.after,

@@ -9,23 +9,29 @@ from strata_jax.controller.request_state import RequestState
 from strata_jax.controller.tiers import CacheTiers
 from strata_jax.radix_tree import DEVICE
 from strata_jax.scheduler.views import Deferred, RequestView, StepPlan
+from strata_jax.storage_tier import StorageTier
 
 
 class WaitingLine:
   """Keeps one cached view a request, made anew only when something about it has changed."""
 
-  def __init__(self, tiers: CacheTiers, cache: CacheConfig) -> None:
+  def __init__(
+    self, tiers: CacheTiers, cache: CacheConfig, storage: StorageTier | None = None
+  ) -> None:
     self._tiers = tiers
     self._cache = cache
+    self._storage = storage
     self._states: list[RequestState] = []
     self._views: tuple[RequestView, ...] | None = ()  # None: to be made
 
   def __iter__(self) -> Iterator[RequestState]:
     return iter(self._states)
 
-  def add(self, state: RequestState) -> None:
+  def add(self, state: RequestState, now_s: float) -> None:
     """Puts a request at its place by arrival, and its path into the tree."""
     admission.enter_waiting(self._tiers, state)
+    if self._storage is not None:
+      self._storage.queued(state, now_s)
     bisect.insort(self._states, state, key=lambda state: state.sequence)
     self.changed(state)
 
@@ -33,6 +39,8 @@ class WaitingLine:
     """Takes a request out that was admitted: the tree knows it as a running one."""
     self._states.remove(state)
     self._views = None
+    if self._storage is not None:
+      self._storage.left(state)
     state.front, state.after, state.progress = False, (), None
 
   def drop(self, state: RequestState) -> None:
@@ -54,15 +62,20 @@ class WaitingLine:
     if self._views is None:
       for state in self._states:
         if state.view is None:
-          state.view = view_builder.waiting_view(state, self._cache)
+          prefetch = None if self._storage is None else self._storage.view(state)
+          state.view = view_builder.waiting_view(state, self._cache, prefetch)
       self._views = tuple([state.view for state in self._states if state.view is not None])
     return self._views
 
   def note(self, plan: StepPlan) -> None:
     """Counts the rounds of those who were deferred, postponed or passed over."""
-    if not (plan.deferred or plan.postponed or plan.bypassed):
+    if not (plan.deferred or plan.postponed or plan.bypassed or plan.cancel_prefetch):
       return
     states = {state.request_id: state for state in self._states}
+    for request_id in plan.cancel_prefetch:  # of those that were not admitted
+      if self._storage is not None and (state := states.get(request_id)) is not None:
+        self._storage.left(state)
+        self.changed(state)
     for deferred in plan.deferred:
       if (state := states.get(deferred.request_id)) is not None:
         self._defer(state, deferred)

@@ -114,7 +114,79 @@ class StepDone(NamedTuple):
   near_ties: Mapping[int, tuple[int, ...]] = MappingProxyType({})  # indices into `tokens[id]`
 
 
-Event = LoadDone | BackupDone | StepDone
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LookUpWork:
+  """How many pages of a prompt, from page `skip_pages` of `token_ids` on, storage has in a row.
+
+  Page keys chain from `parent_key` (see `page_keys`) over `token_ids`, whole pages.
+  """
+
+  work_id: int
+  parent_key: bytes
+  token_ids: np.ndarray  # int32 [whole pages]
+  skip_pages: int  # in host memory already; only their keys are needed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PrefetchWork:
+  """Storage -> host: pages of a look-up that was answered. Their slots are locked until then."""
+
+  work_id: int
+  look_up_id: int
+  first_page: int  # counted as in the look-up's token_ids
+  host_slots: np.ndarray  # int32 [pages], distinct
+  last: bool = False  # nothing more is read of this look-up
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SpillWork:
+  """Host -> storage: the pages of `token_ids` after `skip_pages`.
+
+  Their slots are locked until SpillHanded.
+  """
+
+  work_id: int
+  parent_key: bytes
+  token_ids: np.ndarray  # int32 [whole pages]
+  skip_pages: int
+  host_slots: np.ndarray  # int32 [pages], distinct
+
+
+StorageWork = LookUpWork | PrefetchWork | SpillWork
+
+
+class LookUpDone(NamedTuple):
+  work_id: int
+  at_s: float
+  pages: int  # in a row
+
+
+class PrefetchDone(NamedTuple):
+  """`pages`: how many of the work's pages came right, in a row from its first; the rest is lost."""
+
+  work_id: int
+  at_s: float
+  pages: int
+
+
+class SpillHanded(NamedTuple):
+  """The store has its own copy: the host slots may be used again. It may not be durable yet."""
+
+  work_id: int
+  at_s: float
+  last_key: bytes  # of the last page
+
+
+class SpillDone(NamedTuple):
+  """The pages are durable, or (not ok) the store refused them. Comes after SpillHanded."""
+
+  work_id: int
+  at_s: float
+  ok: bool = True
+
+
+StorageEvent = LookUpDone | PrefetchDone | SpillHanded | SpillDone
+Event = LoadDone | BackupDone | StepDone | StorageEvent
 
 
 class SamplingParams(NamedTuple):
@@ -139,6 +211,10 @@ class Executor(Protocol):
 
   def launch(self, work: StepWork) -> None:
     """Starts the work; returns without waiting for it."""
+    ...
+
+  def launch_storage(self, work: StorageWork) -> None:
+    """Starts work of the storage tier; never waits for it. Any step may be under way."""
     ...
 
   def wait(self, until_s: float | None) -> list[Event]:
