@@ -18,9 +18,10 @@ FLAGS.add_flag("out", str, "runs/control_plane", "folder that the run writes")
 def main(args: flags.Args) -> None:
   """Runs the experiment."""
   with flags.usage_errors():
-    if args.repeats < 1:
-      raise ValueError(f"--repeats: expected an integer >= 1, got {args.repeats}")
-    if args.page_size < 1 or args.tokens % (64 * args.page_size) or args.tokens < 1:
+    for name, value in (("repeats", args.repeats), ("page_size", args.page_size)):
+      if value < 1:
+        raise ValueError(f"--{name}: expected an integer >= 1, got {value}")
+    if args.tokens < 1 or args.tokens % (64 * args.page_size):
       raise ValueError(
         f"--tokens: expected a multiple of 64 pages of {args.page_size}, got {args.tokens}"
       )

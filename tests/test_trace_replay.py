@@ -9,11 +9,7 @@ from strata_jax.trace_replay import PrefixCache
 from strata_jax.tree_checks import check_slots, check_tree
 from tests.shared_data import shared_data
 
-HIT_PAGES = {
-  500: 12_165, 1_000: 12_990, 2_000: 15_944, 5_000: 34_193, 10_000: 62_005, 20_000: 84_692,
-  50_000: 102_724, 100_000: 104_926,
-}  # fmt: skip
-REUSABLE = {1: 54_098_293, 16: 54_097_440, 64: 54_093_952, 512: 54_063_104}
+HIT_PAGES = {1_000: 12_990, 5_000: 34_193, 20_000: 84_692, 100_000: 104_926}
 
 
 def prompts(limit: int | None = None):
@@ -42,12 +38,6 @@ def test_first_thousand_requests(page_size, reusable):
   assert cache.input_tokens == 13_732_944
   assert cache.hit_tokens == reusable
   check_tree(cache.tree)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page_size", REUSABLE)
-def test_the_whole_trace_without_a_limit(page_size):
-  assert replay(page_size).hit_tokens == REUSABLE[page_size]
 
 
 @pytest.mark.slow
