@@ -172,13 +172,12 @@ class CacheController:
     """
     if self._step is not None:
       raise RuntimeError(f"step {self._step.step_id} is under way: no plan until its StepDone")
-    if plan.version > self._version:
-      raise ValueError(f"plan.version: expected at most {self._version}, got {plan.version}")
+    self._check_plan(plan)
     stale: list[int] = []
     refused = tuple(refusal for refusal in plan.refused if self._refuse(refusal, stale))
     preempted = tuple(i for i in plan.preempt if self._preempt(i, stale, now_s))
     will_load: set = set()
-    pinned = [p for entry in plan.prefill if (p := self._pin(plan, entry, will_load, stale))]
+    pinned = [p for entry in plan.prefill if (p := self._pin(entry, will_load, stale))]
     decodes = decode_works(self.tiers, self._running, plan, stale)
     admitted, loads, parked_loads, prefills = self._prefill(plan, pinned, stale)
     resumed: list[int] = []
@@ -300,16 +299,29 @@ class CacheController:
 
   # -- inside: running ----------------------------------------------------------------------------
 
-  def _pin(
-    self, plan: StepPlan, entry: Prefill, will_load: set, stale: list[int]
-  ) -> admission.Pinned | None:
+  def _check_plan(self, plan: StepPlan) -> None:
+    """Raises ValueError, before anything is changed, for what no state of the cache makes right."""
+    if plan.version > self._version:
+      raise ValueError(f"plan.version: expected at most {self._version}, got {plan.version}")
+    named = [entry.request_id for entry in plan.prefill]
+    for name, ids in (("prefill", named), ("decode", plan.decode), ("resume", plan.resume)):
+      if len(set(ids)) < len(ids):
+        raise ValueError(f"plan.{name}: expected each request once, got {list(ids)}")
+    if plan.version < self._version:
+      return  # made for what was: entries that do not fit any more are stale
+    for entry in plan.prefill:
+      state = self._states.get(entry.request_id)
+      if state is not None and state.phase in ("waiting", "prefill"):
+        wrong = admission.malformed(state, entry, self.cache.page_size)
+        if wrong is not None:
+          raise ValueError(f"plan for request {entry.request_id}: expected {wrong}")
+
+  def _pin(self, entry: Prefill, will_load: set, stale: list[int]) -> admission.Pinned | None:
     state = self._states.get(entry.request_id)
     if state is None or state.over or state.phase not in ("waiting", "prefill"):
       stale.append(entry.request_id)
       return None
     wrong = admission.malformed(state, entry, self.cache.page_size)
-    if wrong is not None and plan.version == self._version:
-      raise ValueError(f"plan for request {entry.request_id}: expected {wrong}")
     pinned = None if wrong else admission.pin(self.tiers, state, entry, will_load)
     if pinned is None:
       stale.append(entry.request_id)

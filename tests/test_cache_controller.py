@@ -232,7 +232,25 @@ def test_a_plan_that_can_never_be_right_is_an_error(start, end, wrong):
     h.apply(prefill=(Prefill(request, (), start, end),))
   with pytest.raises(ValueError, match=r"plan\.version"):
     h.apply(version=view.version + 1)
+  entry = h.entry(h.view(), request)
+  with pytest.raises(ValueError, match="each request once"):
+    h.apply(prefill=(entry, entry))
   assert h.path(request) == [("in_queue", 8)]
+
+
+def test_a_wrong_plan_changes_nothing():
+  h = Harness(device_pages=32)
+  first, second, third = (h.add(tokens((100 * i, 9))) for i in range(3))
+  h.run(tokens((0, 9)))
+  view = h.view()
+  right = h.entry(view, first)
+  assert right.compute_start == 8
+  with pytest.raises(ValueError, match="compute_end"):
+    h.apply(
+      refused=(Refused(third, "full"),), prefill=(right, Prefill(second, (), 0, 5)),
+    )  # fmt: skip
+  assert [r.request_id for r in h.view().waiting] == [first, second, third]
+  assert h.controller.tree.pages[0].protected == 0
 
 
 def test_no_plan_while_a_step_is_under_way():
