@@ -30,6 +30,7 @@ class RequestRecord:
   over_s: float | None = None
 
   match_s: float = 0.0  # looking it up in the tree
+  prefetch_s: float = 0.0  # from dispatch until the last pages came that storage was read for
   load_s: float = 0.0  # loads it asked for or waited for, from launch to arrival
   stall_s: float = 0.0  # its prefill steps waited for loads
   compute_s: float = 0.0  # its prefill steps without the waiting
@@ -99,6 +100,7 @@ class RequestRecord:
       "client_s": _between(self.arrival_s, self.dispatched_s),
       "queue_s": _between(self.dispatched_s, self.admitted_s),
       "match_s": self.match_s,
+      "prefetch_s": self.prefetch_s,
       "load_s": self.load_s,
       "prefill_s": _between(self.admitted_s, self.first_token_s),
       "stall_s": self.stall_s,

@@ -1,28 +1,32 @@
 """The serving loop: arrivals and completions -> plan -> launch.
 
-The loop owns the clients: when requests arrive, how many may be in flight, when they give up, when
-their output ends. Pages belong to the controller, decisions to the policy, time to the executor;
-the same loop drives a real and a simulated one.
+The loop decides how many requests are in flight and when an output ends. Pages belong to the
+controller, decisions to the policy, time to the executor; the same loop drives a real and a
+simulated one.
 """
 
-import collections
 import dataclasses
-import heapq
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from strata_jax.cache_controller import Applied, CacheController
+from strata_jax.clients import Clients
 from strata_jax.config import ServingConfig
 from strata_jax.executors.protocol import (
-  BackupDone,
+  Event,
   Executor,
   LoadDone,
+  LookUpDone,
+  PrefetchDone,
+  PrefetchWork,
+  SpillDone,
+  SpillHanded,
   StepDone,
   StepWork,
 )
 from strata_jax.load_times import LoadTimes
-from strata_jax.metrics import RequestRecord, ServingResult, StepRow
+from strata_jax.metrics import Outcome, RequestRecord, ServingResult, StepRow
 from strata_jax.scheduler.policies import Policy
 from strata_jax.scheduler.views import SchedulerView, StepPlan
 from strata_jax.workloads.request import Request
@@ -65,7 +69,6 @@ def serve(
     ValueError: two requests with one id, a negative time, or one that follows a request that does
       not stand before it.
   """
-  _check(requests)
   return _Run(requests, controller, policy, executor, serving, recorder, progress).run()
 
 
@@ -107,7 +110,6 @@ class _Run:
     self.cap = serving.requests_in_flight
     self.recorder, self.progress = recorder, progress
     self.zero_s = executor.now_s()
-    self.requests = {r.request_id: r for r in requests}
     self.records = {
       r.request_id: RequestRecord(r.request_id, len(r.prompt_ids), r.tenant) for r in requests
     }
@@ -117,24 +119,13 @@ class _Run:
       closed_loop=all(r.arrival_s is None for r in requests),
     )
     self.load_times = LoadTimes()
-
-    self.order = {r.request_id: i for i, r in enumerate(requests)}
-    self.client: collections.deque[int] = collections.deque()  # arrived, not in the system yet
-    self.arrivals: list[tuple[float, int, int]] = []  # heap of (time, order, request id)
-    self.followers: dict[int, list[Request]] = {}
-    self.aborts: list[tuple[float, int, int]] = []  # heap, the same
-    for r in requests:
-      if r.follows is not None:
-        self.followers.setdefault(r.follows, []).append(r)
-      elif r.arrival_s is None:
-        self.client.append(r.request_id)
-      else:
-        self._arrives(r.request_id, r.arrival_s)
-
+    self.clients = Clients(requests, self.records)
     self.live: dict[int, _Live] = {}
     self.over = 0
     self.under: _Under | None = None
     self.transfers: set[int] = set()  # under way
+    self.storage: set[int] = set()  # work of the storage tier under way
+    self.prefetching: dict[int, RequestRecord] = {}  # by work id
     self.load_waiters: dict[int, list[RequestRecord]] = {}
     self.releases: list[int] = []  # over, but in the step under way
     self.plan_wanted = False
@@ -148,18 +139,22 @@ class _Run:
       self._let_in(now_s)
       if self.wake_at_s is not None and now_s >= self.wake_at_s:
         self.wake_at_s, self.plan_wanted = None, True
+      self._start_storage(now_s)
       if self.under is None and self.plan_wanted:
         self._plan(now_s)
         continue
       if self._is_over():
         break
+      if self.storage and not (self.live or self.client or self.arrivals or self.transfers):
+        self.executor.flush_storage()  # nothing else will come to be written with the last pages
       until_s = self._next_timer_s()
-      if self.under is None and not self.transfers and until_s is None:
+      if self.under is None and not self.transfers and not self.storage and until_s is None:
         self._deadlock(now_s)
         continue
       for event in self.executor.wait(None if until_s is None else until_s + self.zero_s):
         self._event(event)
-        self.plan_wanted, self.idle_rounds = True, 0
+        if not isinstance(event, SpillHanded | SpillDone):  # no plan is another one for these
+          self.plan_wanted, self.idle_rounds = True, 0
     self.load_times.settle()
     result = self.result
     result.ended_s = self._now_s()
@@ -173,54 +168,32 @@ class _Run:
 
   # Clients.
 
-  def _arrives(self, request_id: int, at_s: float) -> None:
-    self.records[request_id].arrival_s = at_s
-    order = self.order[request_id]
-    heapq.heappush(self.arrivals, (at_s, order, request_id))
-    abort_s = self.requests[request_id].abort_s
-    if abort_s is not None:
-      heapq.heappush(self.aborts, (at_s + abort_s, order, request_id))
-
-  def _let_in(self, now_s: float) -> None:
-    """Moves arrivals to the client's queue and from there into the system, as the cap allows."""
-    while self.arrivals and self.arrivals[0][0] <= now_s:
-      self.client.append(heapq.heappop(self.arrivals)[2])
-    while self.client and len(self.live) < self.cap:
-      request_id = self.client.popleft()
-      if self.records[request_id].outcome == "waiting":
-        self._dispatch(request_id, now_s)
-
-  def _dispatch(self, request_id: int, now_s: float) -> None:
-    request, record = self.requests[request_id], self.records[request_id]
-    record.dispatched_s = now_s
-    if request.arrival_s is None and request.follows is None:
-      record.arrival_s = now_s
-      if request.abort_s is not None:
-        when = (now_s + request.abort_s, self.order[request_id], request_id)
-        heapq.heappush(self.aborts, when)
-    refusal = self.controller.add(dataclasses.replace(request, arrival_s=record.arrival_s), now_s)
-    record.match_s = self._now_s() - now_s
-    if refusal is not None:
-      self._end(record, "refused", refusal, now_s)
-      return
-    forced = request.forced_output_ids
-    if forced is not None and not len(forced):
-      forced = np.zeros(1, np.int32)  # a prefill always samples a token; it is dropped
-    self.executor.register(request_id, request.sampling, forced)
-    self.live[request_id] = _Live(request, record, self.result.plans)
-    self.plan_wanted, self.idle_rounds = True, 0
-
   def _give_up(self, now_s: float) -> None:
-    while self.aborts and self.aborts[0][0] <= now_s:
-      record = self.records[heapq.heappop(self.aborts)[2]]
-      if record.outcome != "waiting":
-        continue
+    for record in self.clients.giving_up(now_s):
       if record.request_id in self.live:
         self.controller.abort(record.request_id, now_s)
         self.plan_wanted, self.idle_rounds = True, 0
       self._end(record, "aborted", "abort", now_s)
 
-  def _end(self, record: RequestRecord, outcome, reason: str, at_s: float) -> None:
+  def _let_in(self, now_s: float) -> None:
+    """Takes arrivals into the system, as the cap allows."""
+    while len(self.live) < self.cap and (request := self.clients.next_in(now_s)) is not None:
+      request_id, record = request.request_id, self.records[request.request_id]
+      record.dispatched_s = now_s
+      timed = dataclasses.replace(request, arrival_s=record.arrival_s)
+      refusal = self.controller.add(timed, now_s)
+      record.match_s = self._now_s() - now_s
+      if refusal is not None:
+        self._end(record, "refused", refusal, now_s)
+        continue
+      forced = request.forced_output_ids
+      if forced is not None and not len(forced):
+        forced = np.zeros(1, np.int32)  # a prefill always samples a token; it is dropped
+      self.executor.register(request_id, request.sampling, forced)
+      self.live[request_id] = _Live(request, record, self.result.plans)
+      self.plan_wanted, self.idle_rounds = True, 0
+
+  def _end(self, record: RequestRecord, outcome: Outcome, reason: str, at_s: float) -> None:
     """The request is over, for its client and for the executor."""
     record.outcome, record.reason, record.over_s = outcome, reason, at_s
     self.over += 1
@@ -230,20 +203,19 @@ class _Run:
         self.executor.release(request_id)
       else:
         self.releases.append(request_id)
-    for follower in self.followers.pop(request_id, ()):
-      self._arrives(follower.request_id, at_s + follower.think_s)
+    self.clients.over(request_id, at_s)
     if self.progress is not None:
       self.progress(self.over, len(self.records))
 
   def _next_timer_s(self) -> float | None:
-    timers = [heap[0][0] for heap in (self.arrivals, self.aborts) if heap]
-    if self.wake_at_s is not None:
-      timers.append(self.wake_at_s)
-    return min(timers, default=None)
+    next_s = self.clients.next_s
+    if next_s is None or self.wake_at_s is None:
+      return self.wake_at_s if next_s is None else next_s
+    return min(next_s, self.wake_at_s)
 
   def _is_over(self) -> bool:
     """Whether nothing is left; pending backups are started before that is so."""
-    if self.live or self.client or self.arrivals or self.under or self.transfers:
+    if self.live or self.under or self.transfers or self.storage or not self.clients.all_came:
       return False
     work = self.controller.flush(self._now_s())
     if work is None:
@@ -275,7 +247,7 @@ class _Run:
     # A plan that started nothing is followed by another one only if that may be different: after
     # refusals and preemptions, or, when no event is coming, because requests have waited a round.
     waited = plan.deferred or plan.postponed or plan.bypassed or applied.stale
-    event_comes = bool(self.transfers) or self.wake_at_s is not None
+    event_comes = bool(self.transfers or self.storage) or self.wake_at_s is not None
     if applied.refused or applied.preempted or (waited and not event_comes):
       self.idle_rounds += 1
       self.plan_wanted = self.idle_rounds <= _IDLE_ROUNDS
@@ -375,12 +347,34 @@ class _Run:
 
   # Events.
 
-  def _event(self, event: LoadDone | BackupDone | StepDone) -> None:
+  def _start_storage(self, now_s: float) -> None:
+    """Starts what the storage tier has to do, whatever else is under way."""
+    for work in self.controller.storage_work(now_s):
+      self.storage.add(work.work_id)
+      if isinstance(work, PrefetchWork):
+        live = self.live.get(work.look_up.request_id)
+        if live is not None:
+          self.prefetching[work.work_id] = live.record
+      self.executor.launch_storage(work)
+
+  def _storage_event(
+    self, event: LookUpDone | PrefetchDone | SpillHanded | SpillDone, at_s: float
+  ) -> None:
+    if not isinstance(event, SpillHanded):  # its SpillDone comes later
+      self.storage.discard(event.work_id)
+    record = self.prefetching.pop(event.work_id, None)
+    if record is not None and record.admitted_s is None and record.dispatched_s is not None:
+      record.prefetch_s = at_s - record.dispatched_s
+
+  def _event(self, event: Event) -> None:
     now_s = self._now_s()
     at_s = event.at_s - self.zero_s
     outputs = self.controller.complete(event, now_s)
     if isinstance(event, StepDone):
       self._step_done(event, outputs)
+      return
+    if isinstance(event, LookUpDone | PrefetchDone | SpillHanded | SpillDone):
+      self._storage_event(event, at_s)
       return
     self.transfers.discard(event.transfer_id)
     if isinstance(event, LoadDone):
@@ -408,27 +402,31 @@ class _Run:
       record = self.records[prefill.request_id]
       record.stall_s += event.stall_s
       record.compute_s += event.compute_s
-    near_ties, first_tokens = event.near_ties, under.first_tokens
+    for request_id in under.first_tokens:
+      record = self.records[request_id]
+      if record.first_token_s is None and record.outcome == "waiting":
+        record.first_token_s = prefill_end_s
+    for request_id, indices in event.near_ties.items():
+      if request_id in self.live:
+        record = self.records[request_id]
+        record.near_ties.extend(len(record.output_ids) + i for i in indices)
     for request_id, tokens in outputs:
       live = self.live[request_id]
-      record = live.record
-      if record.first_token_s is None and request_id in first_tokens:
-        record.first_token_s = prefill_end_s
-      before = len(record.output_ids)
-      if request_id in near_ties:
-        record.near_ties.extend(before + i for i in near_ties[request_id])
-      record.output_ids.extend(tokens)
-      self._maybe_finish(live, before, prefill_end_s if request_id in first_tokens else at_s)
+      output_ids = live.record.output_ids
+      output_ids.extend(tokens)
+      if live.stop or len(output_ids) >= live.limit:
+        first = request_id in under.first_tokens
+        self._maybe_finish(live, len(tokens), prefill_end_s if first else at_s)
     while self.releases:
       self.executor.release(self.releases.pop())
 
-  def _maybe_finish(self, live: _Live, before: int, at_s: float) -> None:
+  def _maybe_finish(self, live: _Live, new_tokens: int, at_s: float) -> None:
     record = live.record
     outputs = record.output_ids
     reason = "length"
     end = live.limit if len(outputs) >= live.limit else None
     if live.stop:
-      for index in range(before, min(len(outputs), live.limit)):
+      for index in range(len(outputs) - new_tokens, min(len(outputs), live.limit)):
         if outputs[index] in live.stop:
           end, reason = index, "stop"
           break
@@ -439,19 +437,3 @@ class _Run:
     record.near_ties = [i for i in record.near_ties if i < end or (reason == "stop" and i == end)]
     self.controller.finish(record.request_id, self._now_s(), output_tokens=end)
     self._end(record, "finished", reason, at_s)
-
-
-def _check(requests: Sequence[Request]) -> None:
-  seen: set[int] = set()
-  for r in requests:
-    if r.request_id in seen:
-      raise ValueError(f"request {r.request_id}: expected distinct ids")
-    if r.follows is not None and r.follows not in seen:
-      raise ValueError(
-        f"request {r.request_id}: expected to follow an earlier request, got {r.follows}"
-      )
-    for name in ("arrival_s", "think_s", "abort_s"):
-      value = getattr(r, name)
-      if value is not None and not value >= 0:
-        raise ValueError(f"request {r.request_id}: expected {name} >= 0, got {value}")
-    seen.add(r.request_id)

@@ -60,33 +60,34 @@ class Prefetcher:
     if first is None or missing < self._config.min_prefetch_tokens:
       return
     base, key = self._tiers.known_key(first.parent)
-    prefetch = Prefetch(state, next(self._ids), base, first.start, end)
-    prefetch.deadline_s = now_s + self._config.prefetch_timeout_s(missing)
-    state.prefetch = prefetch
-    self._look_ups[prefetch.work_id] = prefetch
-    self._tiers.stats.look_ups += 1
-    self._asked.append(
-      LookUpWork(
-        work_id=prefetch.work_id,
-        parent_key=key,
-        token_ids=state.tokens[base:end],
-        skip_pages=(prefetch.begin - base) // self._tiers.page_size,
-      )
+    look_up = LookUpWork(
+      work_id=next(self._ids),
+      request_id=state.request_id,
+      parent_key=key,
+      token_ids=state.tokens[base:end],
+      skip_pages=(first.start - base) // self._tiers.page_size,
     )
+    deadline_s = now_s + self._config.prefetch_timeout_s(missing)
+    prefetch = state.prefetch = Prefetch(state, look_up, base, first.start, end, deadline_s)
+    self._look_ups[look_up.work_id] = prefetch
+    self._tiers.stats.look_ups += 1
+    self._asked.append(look_up)
 
   def left(self, state: RequestState) -> None:
     """A request waits no longer, or not for storage: nothing more is read for it.
 
-    Reads under way end on their own; what they bring stays if somebody has a use for it.
+    Reads under way end on their own. What came is host memory like any other: no longer held, the
+    least recently used of it is evicted when room is needed.
     """
+    view = self.view(state)
     prefetch, state.prefetch = state.prefetch, None
-    if prefetch is None:
+    if prefetch is None or view is None:
       return
     self._active.pop(prefetch, None)
     if prefetch.hold is not None:
       self._tiers.release(prefetch.hold)
       prefetch.hold = None
-    if prefetch.next < prefetch.end:
+    if view.arrived_tokens < view.expected_tokens:
       self._tiers.stats.cut_prefetches += 1
 
   def view(self, state: RequestState) -> PrefetchView | None:
@@ -155,9 +156,6 @@ class Prefetcher:
       if good < end:
         self._shorten(state.prefetch, good)
       self._hold(state.prefetch)
-    for node in sorted(mine, key=lambda node: -node.end):
-      if not (node.waiters or node.producers or node.slots[DEVICE] is not None):
-        self._tiers.drop_host(node)
 
   def clear(self) -> None:
     self._asked.clear()
@@ -219,10 +217,9 @@ class Prefetcher:
     tiers.stats.prefetches += 1
     return PrefetchWork(
       work_id=work_id,
-      look_up_id=prefetch.work_id,
+      look_up=prefetch.look_up,
       first_page=(node.start - prefetch.base) // page,
       host_slots=node.slots[HOST],
-      last=node.end >= prefetch.end,
     )
 
   def _next_missing(self, prefetch: Prefetch) -> Node | None:

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from strata_jax.executors.protocol import LookUpWork
 from strata_jax.radix_node import Node
 from strata_jax.scheduler.views import RequestView
 from strata_jax.workloads.request import Request
@@ -161,17 +162,25 @@ class RequestState:
 class Prefetch:
   """What is read from storage for a waiting request: positions [begin, end) of its prompt."""
 
-  __slots__ = ("base", "begin", "deadline_s", "end", "hold", "next", "state", "work_id")
+  __slots__ = ("base", "begin", "deadline_s", "end", "hold", "look_up", "next", "state")
 
-  def __init__(self, state: RequestState, work_id: int, base: int, begin: int, end: int) -> None:
+  def __init__(
+    self,
+    state: RequestState,
+    look_up: LookUpWork,
+    base: int,
+    begin: int,
+    end: int,
+    deadline_s: float,
+  ) -> None:
     self.state = state
-    self.work_id = work_id  # of the look-up
+    self.look_up = look_up
     self.base = base  # where the tokens of the look-up begin
     self.begin = begin
     self.end = end  # until the look-up is answered: as far as it may lead
     self.next = begin  # what lies before is on the host, or on its way there
+    self.deadline_s = deadline_s
     self.hold: Any = None  # keeps what came from being evicted
-    self.deadline_s: float | None = None
 
 
 def output_limit(request: Request) -> int:

@@ -206,15 +206,6 @@ class CacheTiers:
   def release(self, transfer: Transfer) -> None:
     self._unlock(self._finish(transfer.transfer_id, HOST))
 
-  def drop_host(self, node: Node) -> None:
-    """Frees host pages that nobody has a use for, unless something below needs them."""
-    if self.tree.nodes.get(node.id) is not node or not node.ready(HOST):
-      return
-    if node.locks[HOST] or node.holders[HOST]:
-      return
-    self.host.free(self.tree.detach(node, HOST))
-    self.tree.prune(node)
-
   def cover(self, node: Node) -> None:
     """Storage has the node's pages; it counts as far as storage has all above."""
     parent = node.parent

@@ -12,11 +12,11 @@ from strata_jax import attention as attention_lib
 from strata_jax import config as config_lib
 from strata_jax import sampling as sampling_lib
 from strata_jax.executors import buckets as buckets_lib
-from strata_jax.executors import programs, protocol, watcher
+from strata_jax.executors import programs, protocol, storage_io, watcher
 from strata_jax.models import llama
 from strata_jax.tiers import device as device_tier
 from strata_jax.tiers import host as host_tier
-from strata_jax.tiers import io_auto, io_backend, layout
+from strata_jax.tiers import io_auto, io_backend, layout, page_store
 
 # progress(programs compiled, programs in all, what was compiled)
 Progress = Callable[[int, int, str], None]
@@ -64,6 +64,7 @@ class JaxExecutor:
     buckets: buckets_lib.Buckets,
     io: str = "reference",
     attention: str = "xla",
+    store: page_store.PageStore | None = None,
   ) -> None:
     """Makes the pools.
 
@@ -76,6 +77,8 @@ class JaxExecutor:
       buckets: padded shapes, normally from `make_buckets`.
       io: the I/O back end by name, see `io_auto.make_io_backend`.
       attention: the implementation of attention by name.
+      store: of the storage tier, with pages as large as the layout's; stays the caller's. With one,
+        `close` has to be called before the executor is given up.
 
     Raises:
       ValueError: the layout is not the model's, or there is no such back end or attention here.
@@ -99,6 +102,12 @@ class JaxExecutor:
       self._host = host_tier.make_host_pool(page_layout, host_pages, self._target)
     self._requests: dict[int, _Registered] = {}
     self._watcher = watcher.Watcher()
+    self._storage: storage_io.StorageIo | None = None
+    if store is not None:
+      self._storage = storage_io.StorageIo(
+        store, host_tier.page_bytes(self._need_host()), page_size=self._page_size,
+        now_s=self.now_s, post=self._watcher.post,
+      )  # fmt: skip
     self._compilations = programs.CompileCounter()
     self._compiled_before = 0
     self._origin_s = time.perf_counter()
@@ -184,6 +193,27 @@ class JaxExecutor:
         self._launch_decodes(work.decodes, work.decode_steps, step)
     if work.computes:
       self._watcher.add(step.block, lambda: self._finish(step))
+
+  def launch_storage(self, work: protocol.StorageWork) -> None:
+    """Starts work of the storage tier in its threads.
+
+    Raises:
+      ValueError: there is no store.
+    """
+    if self._storage is None:
+      raise ValueError("work of a storage tier: there is no store")
+    self._watcher.expect(2 if isinstance(work, protocol.SpillWork) else 1)
+    self._storage.submit(work)
+
+  def flush_storage(self) -> None:
+    """See `protocol.Executor`."""
+    if self._storage is not None:
+      self._storage.flush()
+
+  def close(self) -> None:
+    """Ends the threads of the storage tier, which use the host pool's memory."""
+    if self._storage is not None:
+      self._storage.close()
 
   def wait(self, until_s: float | None) -> list[protocol.Event]:
     """See `protocol.Executor`.

@@ -53,9 +53,11 @@ class PrefillWork:
   waits_for: tuple[int, ...] = ()  # transfer ids of loads that the chunk reads
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class DecodeWork:
-  """Decode steps of one request; its page table has room for all of them."""
+class DecodeWork(NamedTuple):
+  """Decode steps of one request; its page table has room for all of them.
+
+  The table may be a view of the controller's: it is valid until the step's StepDone.
+  """
 
   request_id: int
   token_id: int  # the last token, whose KV is not written yet
@@ -122,6 +124,7 @@ class LookUpWork:
   """
 
   work_id: int
+  request_id: int
   parent_key: bytes
   token_ids: np.ndarray  # int32 [whole pages]
   skip_pages: int  # in host memory already; only their keys are needed
@@ -129,13 +132,12 @@ class LookUpWork:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PrefetchWork:
-  """Storage -> host: pages of a look-up that was answered. Their slots are locked until then."""
+  """Storage -> host: pages that a look-up found, in a row. Their slots are locked until then."""
 
   work_id: int
-  look_up_id: int
+  look_up: LookUpWork
   first_page: int  # counted as in the look-up's token_ids
   host_slots: np.ndarray  # int32 [pages], distinct
-  last: bool = False  # nothing more is read of this look-up
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,6 +217,10 @@ class Executor(Protocol):
 
   def launch_storage(self, work: StorageWork) -> None:
     """Starts work of the storage tier; never waits for it. Any step may be under way."""
+    ...
+
+  def flush_storage(self) -> None:
+    """Makes what was spilled durable soon; never waits for it."""
     ...
 
   def wait(self, until_s: float | None) -> list[Event]:

@@ -15,7 +15,9 @@ from strata_jax.executors.protocol import (
   SamplingParams,
   StepDone,
   StepWork,
+  StorageWork,
 )
+from strata_jax.executors.simulated_storage import SimulatedStorage
 from strata_jax.executors.timeline import StepTimes, Timeline
 
 
@@ -53,8 +55,9 @@ class SimulatedExecutor:
   long as nothing waits to be scheduled.
   """
 
-  def __init__(self, timeline: Timeline) -> None:
+  def __init__(self, timeline: Timeline, storage: SimulatedStorage | None = None) -> None:
     self._timeline = timeline
+    self._storage = storage
     self._now_s = 0.0
     self._events: list[tuple[float, int, Event]] = []  # heap of (time, order, event)
     self._order = 0
@@ -95,6 +98,16 @@ class SimulatedExecutor:
     self._step = _Step(work=work, times=times, at_s=at_s, decode_steps=decode_steps)
     if not decode_steps:
       self._finish_step()
+
+  def launch_storage(self, work: StorageWork) -> None:
+    """Raises ValueError without a storage tier."""
+    if self._storage is None:
+      raise ValueError("work of a storage tier: there is none")
+    for event in self._storage.start(work, self._now_s):
+      self._push(event)
+
+  def flush_storage(self) -> None:
+    """Nothing lingers here."""
 
   def wait(self, until_s: float | None) -> list[Event]:
     """The next events, all of one time; none when `until_s` comes first.

@@ -47,6 +47,14 @@ class Watcher:
     self._expected += gives_event
     self._points.put(_Point(block, happen))
 
+  def expect(self, events: int) -> None:
+    """So many events will come by `post`."""
+    self._expected += events
+
+  def post(self, event: protocol.Event) -> None:
+    """Takes an event from any thread, beside the points."""
+    self._events.put(event)
+
   def wait(self, timeout_s: float | None) -> Events:
     """All events so far, at least one; none when the time is over first.
 
