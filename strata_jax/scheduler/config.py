@@ -8,7 +8,7 @@ from strata_jax import validation
 ORDERS = ("fcfs", "longest_prefix", "shortest_load")
 BALANCE_BY = ("token_ratio", "predicted_seconds")
 LOAD_OR_COMPUTE = ("load", "cheaper", "split", "compute")
-PREFETCH_WAITS = ("best_effort", "wait_complete", "timeout")
+PREFETCH_WAITS = ("best_effort", "wait_complete", "timeout", "cost")
 PROFILED = "profiled"
 
 

@@ -32,9 +32,16 @@ def balanced(round_: Round, line: Sequence[int], try_admit: TryAdmit) -> None:
   config = round_.config
   batch = _Batch(round_, line, try_admit)
   postponed: list[int] = []
+  urgent: list[int] = []  # whose bundle hits wait until all urgent requests had their turn
   for index in line:
     if round_.full:
       break
+    if urgent and not round_.is_urgent(round_.view.waiting[index]):
+      for chosen in urgent:
+        batch.bundle(chosen)
+      urgent.clear()
+      if round_.full:
+        break
     if index in batch.done:
       continue
     candidate = round_.candidate(index)
@@ -43,9 +50,15 @@ def balanced(round_: Round, line: Sequence[int], try_admit: TryAdmit) -> None:
       batch.done.add(index)
     elif batch.joins(offer, index):
       batch.take(index, offer)
+      if round_.is_urgent(round_.view.waiting[index]):
+        urgent.append(index)
+      else:
+        batch.bundle(index)
     else:
       postponed.append(index)
       batch.done.add(index)
+  for chosen in urgent:
+    batch.bundle(chosen)
   if config.refill:
     for index in postponed:
       if round_.full:
@@ -54,6 +67,7 @@ def balanced(round_: Round, line: Sequence[int], try_admit: TryAdmit) -> None:
       offer = try_admit(candidate)
       if offer is not None:
         batch.take(index, offer)
+        batch.bundle(index)
   round_.postponed.extend(
     request_id
     for index in postponed
@@ -71,6 +85,7 @@ class _Batch:
     self._line = line
     self._try_admit = try_admit
     self._sharers: dict[int, list[int]] | None = None
+    self._loads: dict[int, bool] = {}  # of the chosen: whether it loads anything
     self.done: set[int] = set()  # chosen, deferred, postponed or found not to fit
 
   def joins(self, offer: Offer, index: int) -> bool:
@@ -86,13 +101,16 @@ class _Batch:
     )
 
   def take(self, index: int, offer: Offer) -> None:
-    """Takes a request and, right behind it, those that share what it loads (rule 3)."""
-    round_, config = self._round, self._round.config
     self.done.add(index)
-    chosen, loads = round_.candidate(index), round_.loads
-    round_.take(chosen, offer)
-    if not config.bundles or not offer.entry.loads:
+    self._loads[index] = bool(offer.entry.loads)
+    self._round.take(self._round.candidate(index), offer)
+
+  def bundle(self, index: int) -> None:
+    """Takes those that share what the chosen request loads (rule 3)."""
+    round_, config = self._round, self._round.config
+    if not config.bundles or not self._loads[index]:
       return
+    chosen, loads = round_.candidate(index), round_.loads
     for other in self._sharing(chosen):
       if round_.full:
         return

@@ -63,7 +63,8 @@ def ready(round_: Round) -> list[int]:
   """Who may be chosen: not those that `prefetch` lets wait for storage.
 
   best_effort takes everybody, wait_complete waits for the whole prefetch, timeout until its
-  deadline; the earliest deadline becomes the plan's `wake_at_s`.
+  deadline, cost as long as reading the rest is expected to take less time than computing it, and
+  not beyond the deadline. The earliest deadline becomes the plan's `wake_at_s`.
   """
   view, policy = round_.view, round_.config.prefetch
   if policy == "best_effort":
@@ -74,7 +75,10 @@ def ready(round_: Round) -> list[int]:
     if prefetch is None or prefetch.arrived_tokens >= prefetch.expected_tokens:
       found.append(index)
       continue
-    if policy == "timeout" and prefetch.deadline_s is not None:
+    if policy == "cost" and not _reads_sooner(round_, index, prefetch):
+      found.append(index)
+      continue
+    if policy in ("timeout", "cost") and prefetch.deadline_s is not None:
       if prefetch.deadline_s <= view.now_s:
         found.append(index)
         continue
@@ -82,6 +86,16 @@ def ready(round_: Round) -> list[int]:
       round_.wake_at_s = prefetch.deadline_s if wake is None else min(wake, prefetch.deadline_s)
     round_.held.add(request.request_id)
   return found
+
+
+def _reads_sooner(round_: Round, index: int, prefetch: PrefetchView) -> bool:
+  """Whether the rest of a prefetch is read sooner than computed. Unknown costs: no."""
+  costs = round_.view.costs
+  if costs.prefetch_s_per_token <= 0 or costs.compute_s_per_token <= 0:
+    return False
+  left = prefetch.expected_tokens - prefetch.arrived_tokens
+  start = round_.candidate(index).hit_tokens
+  return left * costs.prefetch_s_per_token < round_.compute_s(start, start + left)
 
 
 def in_line(round_: Round, found: Sequence[int], ordered: Sequence[int]) -> list[int]:

@@ -66,9 +66,8 @@ class RequestView:
     return sum(span.tokens for span in self.path) + self.tail_tokens
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RunningView:
-  """A request that holds device pages.
+class RunningView(NamedTuple):
+  """A request that holds device pages. (A tuple: views hold one for every token decoded.)
 
   `context_tokens` have KV on the device (or being loaded, when parked). While it prefills, `path`
   and `tail_tokens` describe the rest of its prompt as in RequestView (own nodes are in_flight), so
