@@ -215,6 +215,12 @@ def _running_from_json(value: Mapping[str, Any]) -> views.RunningView:
 
 def _shallow(value: Any) -> dict[str, Any]:
   """The fields that differ from their default; nested values as they are."""
+  if isinstance(value, tuple):
+    fields: dict[str, Any] = cast(Any, value)._asdict()
+    defaults = cast(Any, value)._field_defaults
+    return {
+      name: item for name, item in fields.items() if name not in defaults or item != defaults[name]
+    }
   found: dict[str, Any] = {}
   for field in dataclasses.fields(value):
     item = getattr(value, field.name)

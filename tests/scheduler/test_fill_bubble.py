@@ -76,7 +76,7 @@ def test_a_resumed_batch_keeps_its_tokens_and_the_next_may_be_parked():
 def _window(*left: int | None, decode: bool = True):
   """Parked requests with so many tokens of their loads left each, and two that wait to load."""
   parked = tuple(
-    dataclasses.replace(PARKED, request_id=i, load_tokens_left=tokens, remaining_prefill_tokens=10)
+    PARKED._replace(request_id=i, load_tokens_left=tokens, remaining_prefill_tokens=10)
     for i, tokens in enumerate(left)
   )
   return view(

@@ -101,7 +101,7 @@ def test_released_when_the_shared_part_is_there():
 
 def test_a_deferred_only_round_starts_nothing():
   twin = waits(1, (1, 5_000, "in_flight"))
-  running = dataclasses.replace(decodes(0), phase="parked")
+  running = decodes(0)._replace(phase="parked")
   one = view(twin, running=(running,), in_flight={1: (0, 5_000)})
   plan = schedule(one, STRATA)
   assert plan.is_idle
@@ -119,7 +119,7 @@ def test_an_urgent_request_is_first_never_deferred_and_blocks_the_rest():
 
 
 def test_nobody_becomes_urgent_for_waiting_on_a_parked_producer():
-  parked = dataclasses.replace(decodes(0), phase="parked")
+  parked = decodes(0)._replace(phase="parked")
   often = waits(1, (1, 5_000, "in_flight"), deferrals=30, front=True)
   for left, expected in ((40_000, [1]), (0, [])):
     one = view(
