@@ -8,7 +8,6 @@ window on the link: each resumes when its own loads have come and others join at
 link does not idle between two batches.
 """
 
-import math
 from collections.abc import Sequence
 
 from strata_jax.scheduler.round import Round
@@ -36,7 +35,7 @@ def resumable(round_: Round, parked: Sequence[RunningView]) -> Sequence[RunningV
   comes next. As a batch: all of them once their loads no longer bound them.
   """
   config, view = round_.config, round_.view
-  if view.parked is None or view.parked.load_tokens_left <= 0 or not config.bubble_filling:
+  if view.parked is None or view.parked.load_tokens_left <= 0 or not round_.parks:
     return parked
   known = all(request.load_tokens_left is not None for request in parked)
   if not config.rolling_loads or not known:
@@ -53,8 +52,6 @@ def resumable(round_: Round, parked: Sequence[RunningView]) -> Sequence[RunningV
 
 def _unbound(round_: Round, parked: ParkedView) -> bool:
   """Whether what is left of the batch's loads no longer bounds it."""
-  if round_.ratio_limit == math.inf:
-    return True
   if not round_.config.layerwise:
     return False
   if round_.config.balance_by == "predicted_seconds":

@@ -70,7 +70,7 @@ def resume_parked(round_: Round) -> None:
   round_.resume = tuple(r.request_id for r in resumed)
   round_.tokens_left -= computes
   round_.requests_left -= len(resumed)
-  if config.bubble_filling and config.rolling_loads:
+  if round_.parks and config.rolling_loads:
     round_.loads_wait = True
     if view.costs.load_s_per_token > 0:
       window_tokens = config.window_s / view.costs.load_s_per_token

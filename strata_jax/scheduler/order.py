@@ -7,6 +7,7 @@
 from collections.abc import Sequence
 
 from strata_jax.scheduler.round import Round
+from strata_jax.scheduler.views import PrefetchView
 
 
 def arrival(round_: Round, ready: Sequence[int]) -> list[int]:

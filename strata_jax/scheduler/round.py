@@ -159,6 +159,11 @@ class Round:
     """Rule 5: a budget is used up. (Pages are judged request by request.)"""
     return self.closed or self.tokens_left <= 0 or self.requests_left <= 0 or self.slots_left <= 0
 
+  @property
+  def parks(self) -> bool:
+    """Whether loading-bound requests are parked at all."""
+    return self.config.bubble_filling and self.ratio_limit != math.inf
+
   # Load ratio
 
   def weigh(self, offer: Offer) -> tuple[float, float]:
@@ -298,7 +303,3 @@ def reserve_pages(round_: Round) -> int:
     for r in round_.view.running
     if r.output_tokens_left
   )
-
-
-def finite(value: float) -> bool:
-  return value != math.inf

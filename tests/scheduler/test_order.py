@@ -2,7 +2,7 @@ from strata_jax.scheduler import order
 from strata_jax.scheduler.config import SchedulerConfig
 from strata_jax.scheduler.policies import policy_config, schedule
 from strata_jax.scheduler.round import Round
-from strata_jax.scheduler.views import PrefetchView
+from strata_jax.scheduler.views import Costs, PrefetchView
 from tests.scheduler.build import admitted, view, waits
 
 WAITING = (
@@ -67,6 +67,23 @@ def test_prefetch_policies():
   assert ready("wait_complete", 9.0) == ([2, 3], None)
   assert ready("timeout", 1.0) == ([2, 3], 5.0)
   assert ready("timeout", 5.0) == ([0, 2, 3], None)
+
+
+def test_prefetch_by_cost_waits_while_reading_is_cheaper_than_computing():
+  late = waits(0, (1, 100, "host"), (2, 200, "storage"), prefetch=PrefetchView(100, 300, 5.0))
+  endless = waits(1, (1, 100, "host"), (2, 200, "storage"), prefetch=PrefetchView(100, 300, None))
+
+  def ready(now_s=1.0, **costs):
+    state = view(late, endless, now_s=now_s, costs=Costs(**costs))
+    round_ = Round(state, SchedulerConfig(prefetch="cost"))
+    return order.ready(round_), round_.wake_at_s
+
+  assert ready(prefetch_s_per_token=1e-4, compute_s_per_token=1e-3) == ([], 5.0)
+  assert ready(5.0, prefetch_s_per_token=1e-4, compute_s_per_token=1e-3) == ([0], None)
+  assert ready(prefetch_s_per_token=1e-3, compute_s_per_token=1e-4) == ([0, 1], None)
+  assert ready(prefetch_s_per_token=1e-4) == ([0, 1], None)  # unknown costs
+  attention = {"compute_s_per_token": 1e-9, "compute_s_per_token_context": 1e-6}
+  assert ready(prefetch_s_per_token=1e-4, **attention) == ([], 5.0)
 
 
 def test_waiting_for_a_prefetch_is_not_counted_as_bypassed():
