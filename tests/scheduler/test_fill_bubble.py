@@ -116,3 +116,32 @@ def test_a_load_that_comes_within_a_decode_step_does_not_wait_for_it():
   costs = Costs(load_s_per_token=1e-6, decode_step_s=0.018)
   assert schedule(_window(9_000, 9_000), STRATA).resume == ()
   assert schedule(dataclasses.replace(_window(9_000, 9_000), costs=costs), STRATA).resume == (0, 1)
+
+
+def test_others_join_while_few_loads_are_on_their_way():
+  costs = Costs(load_s_per_token=1e-5)  # 0.2 s are 20,000 tokens
+  for left, expected in ((21_000, []), (19_000, [20])):
+    one = dataclasses.replace(_window(left), costs=costs, budgets=budgets())
+    assert admitted(schedule(one, STRATA)) == expected
+  everybody = dataclasses.replace(STRATA, window_s=10.0)
+  one = dataclasses.replace(_window(21_000), costs=costs, budgets=budgets())
+  assert admitted(schedule(one, everybody)) == [20, 21]
+
+
+def test_waiting_for_the_window_is_no_bypass_unless_a_later_one_loads():
+  one = _window(9_000, 9_000, 9_000)
+  light = waits(30, tail=5)
+  plan = schedule(dataclasses.replace(one, waiting=(*one.waiting, light)), STRATA)
+  assert (admitted(plan), plan.bypassed, plan.postponed) == ([30], (), ())
+
+
+def test_an_urgent_one_that_waits_for_the_window_is_next_to_load():
+  costs = Costs(load_s_per_token=1e-5)
+  urgent = waits(20, (20, 40_000, "host"), tail=10, bypasses=8)
+  bundle = waits(22, (0, 9_000, "loading"), tail=5)
+  one = dataclasses.replace(
+    _window(21_000), costs=costs, budgets=budgets(), waiting=(urgent, bundle, waits(30, tail=5))
+  )
+  assert admitted(schedule(one, STRATA)) == [22, 30]
+  no_room = dataclasses.replace(one, parked=ParkedView((0,), 9_000, 10), free_pages=30_000)
+  assert admitted(schedule(no_room, STRATA)) == []  # it is pages that it lacks now

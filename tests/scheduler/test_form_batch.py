@@ -121,3 +121,12 @@ def test_bypassed_are_those_before_a_later_admission_and_nobody_else():
   )
   plan = schedule(one, STRATA)
   assert (admitted(plan), plan.bypassed) == ([2], (0, 1))
+
+
+def test_bundle_hits_do_not_pass_urgent_requests():
+  path = (1, 20_000, "host")
+  one = view(
+    waits(0, path, tail=5, bypasses=8), waits(1, tail=50, bypasses=8), waits(2, path, tail=50),
+    free_pages=20_000 + 5 + 50,
+  )  # fmt: skip
+  assert admitted(schedule(one, STRATA)) == [0, 1]
