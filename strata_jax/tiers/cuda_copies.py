@@ -56,10 +56,11 @@ Submit = Callable[[Copies, int], None]
 @functools.cache
 def _cudart() -> ctypes.CDLL:
   """libcudart by ctypes: cuda.bindings builds Python lists for every batch, slower than copying."""
-  return ctypes.CDLL(_cuda("cuda.pathfinder").load_nvidia_dynamic_lib("cudart").abs_path)
+  return ctypes.CDLL(cuda_module("cuda.pathfinder").load_nvidia_dynamic_lib("cudart").abs_path)
 
 
-def _cuda(module: str) -> Any:
+def cuda_module(module: str) -> Any:
+  """Imports a module of cuda.bindings. Raises ImportError with what to install."""
   try:
     return importlib.import_module(module)
   except ImportError as error:
@@ -116,7 +117,7 @@ class SideStream:
   """A stream of copies beside JAX's, tied to it by events."""
 
   def __init__(self) -> None:
-    self._runtime = _cuda("cuda.bindings.runtime")
+    self._runtime = cuda_module("cuda.bindings.runtime")
     (stream,) = self._call("cudaStreamCreateWithFlags", _NON_BLOCKING)
     self.stream = int(stream)
     (self._fork,) = self._call("cudaEventCreateWithFlags", _NO_TIMING)
@@ -146,21 +147,25 @@ class SideStream:
     return results
 
 
+Plan = Callable[[Sequence[int], Sequence[int]], Copies]
+
+
 class CopyCalls:
-  """Lets programs contain copies whose addresses are handed over when they are called.
+  """Lets programs contain copies whose slots are handed over when they are called.
 
   JAX runs the programs of a device in the order in which they were called, so a queue brings each
-  its copies.
+  its plan: a function from the addresses of the arrays that are written and of those that are read
+  to the copies.
   """
 
   def __init__(self, submit: Submit, side: SideStream | None = None) -> None:
     self._submit = submit
     self._side = side
-    self._waiting: queue.SimpleQueue[Copies] = queue.SimpleQueue()
+    self._plans: queue.SimpleQueue[Plan] = queue.SimpleQueue()
 
-  def hand_over(self, copies: Copies) -> None:
-    """Queues the copies of the next program to be called."""
-    self._waiting.put(copies)
+  def hand_over(self, plan: Plan) -> None:
+    """Queues the plan of the next program to be called."""
+    self._plans.put(plan)
 
   def insert(
     self, written: Sequence[jax.Array], read: Sequence[jax.Array]
@@ -171,9 +176,11 @@ class CopyCalls:
       `written`; the enclosing program must donate it.
     """
 
-    def copy(context, *buffers):
-      del buffers  # the copies have their addresses
-      copies = self._waiting.get_nowait()
+    def copy(context, out, *buffers):
+      copies = self._plans.get_nowait()(
+        [_buffer_address(buffer) for buffer in out],
+        [_buffer_address(buffer) for buffer in buffers[len(out) :]],
+      )
       stream = stream_of(context)
       if self._side is None:
         self._submit(copies, stream)
@@ -196,15 +203,27 @@ def stream_of(context: buffer_callback.ExecutionContext) -> int:
   return context.stream
 
 
-def addresses(array: jax.Array, index: np.ndarray, size_bytes: int) -> np.ndarray:
-  """uint64 addresses of the parts `index` of an array cut into parts of `size_bytes`."""
-  base = np.uint64(array.unsafe_buffer_pointer())
-  return base + index.astype(np.uint64) * np.uint64(size_bytes)
+def addresses(base: int, index: np.ndarray, size_bytes: int) -> np.ndarray:
+  """uint64 addresses of the parts `index` of memory cut into parts of `size_bytes`."""
+  return np.uint64(base) + index.astype(np.uint64) * np.uint64(size_bytes)
 
 
-def valid_entries(slots: jax.Array, count: jax.Array | int) -> np.ndarray:
-  """The first `count` slots on the host; waits for them."""
-  return np.asarray(slots)[: int(count)].copy()
+def read_lists(
+  host_slots: jax.Array, device_slots: jax.Array, count: jax.Array | int
+) -> tuple[np.ndarray, np.ndarray]:
+  """The valid entries of both lists on the host, int64; waits for them."""
+  host, device, valid = jax.device_get((host_slots, device_slots, count))
+  return host[: int(valid)].astype(np.int64), device[: int(valid)].astype(np.int64)
+
+
+def _buffer_address(buffer: buffer_callback.Buffer) -> int:
+  """Where a buffer lies; DLPack is the only protocol of it that knows all dtypes."""
+  capsule = buffer.__dlpack__()
+  tensor = ctypes.pythonapi.PyCapsule_GetPointer
+  tensor.argtypes, tensor.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
+  # struct DLTensor: void* data, ..., uint64_t byte_offset at 40.
+  place = tensor(capsule, b"dltensor")
+  return sum(ctypes.c_uint64.from_address(place + field).value for field in (0, 40))
 
 
 def _pointer(array: np.ndarray) -> ctypes.c_void_p:

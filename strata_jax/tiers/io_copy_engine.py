@@ -50,11 +50,9 @@ class CopyEngineIo:
     io_checks.check_slots(host_slots, device_slots)
     device = tuple(device)
     for here, there in self._rounds(host_slots, device_slots, count):
-      staging = self._take_staging(host)
-      rows, pages = self._addresses(staging, host, here)
-      self._hand_over(targets=rows, sources=pages)
+      self._calls.hand_over(functools.partial(self._plan, here, to_staging=True))
       device, self._staging = self._load(
-        host, device, staging, self._padded(there), np.int32(there.size)
+        host, device, self._take_staging(host), self._padded(there), np.int32(there.size)
       )
     return device
 
@@ -70,17 +68,18 @@ class CopyEngineIo:
     """See `IoBackend.load_layer`; a copy a fragment, K and V together."""
     io_checks.check_layer(self.layout, host, device_layer, layer)
     io_checks.check_slots(host_slots, device_slots)
-    here = cuda_copies.valid_entries(host_slots, count)
-    there = cuda_copies.valid_entries(device_slots, count)
+    here, there = cuda_copies.read_lists(host_slots, device_slots, count)
     size_bytes = self.layout.fragment_bytes
-    fragments = here.astype(np.int64) * self.layout.num_layers + layer
-    self._calls.hand_over(
-      cuda_copies.Copies(
-        targets=cuda_copies.addresses(device_layer, there, size_bytes),
-        sources=cuda_copies.addresses(host, fragments, size_bytes),
+
+    def plan(written, read):
+      fragments = here * self.layout.num_layers + layer
+      return cuda_copies.Copies(
+        targets=cuda_copies.addresses(written[0], there, size_bytes),
+        sources=cuda_copies.addresses(read[0], fragments, size_bytes),
         size_bytes=size_bytes,
       )
-    )
+
+    self._calls.hand_over(plan)
     return self._load_layer(host, device_layer)
 
   def store(
@@ -96,11 +95,9 @@ class CopyEngineIo:
     io_checks.check_slots(host_slots, device_slots)
     store = self._store(host.sharding)
     for here, there in self._rounds(host_slots, device_slots, count):
-      staging = self._take_staging(host)
-      rows, pages = self._addresses(staging, host, here)
-      self._hand_over(targets=pages, sources=rows)
+      self._calls.hand_over(functools.partial(self._plan, here, to_staging=False))
       host, self._staging = store(
-        tuple(device), host, staging, self._padded(there), np.int32(there.size)
+        tuple(device), host, self._take_staging(host), self._padded(there), np.int32(there.size)
       )
     return host
 
@@ -116,26 +113,23 @@ class CopyEngineIo:
 
     return jax.jit(store_round, donate_argnums=(1, 2), out_shardings=(sharding, None))
 
-  def _addresses(self, staging, host, host_slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of the rows of the staging buffer and of the host pages that go with them."""
+  def _plan(self, host_slots: np.ndarray, written, read, *, to_staging: bool):
+    """Row i of the staging buffer is host page `host_slots[i]`."""
     size_bytes = self.layout.page_bytes
+    staging, host = (written[0], read[0]) if to_staging else (read[0], written[0])
     rows = cuda_copies.addresses(staging, np.arange(host_slots.size), size_bytes)
-    return rows, cuda_copies.addresses(host, host_slots, size_bytes)
-
-  def _hand_over(self, *, targets: np.ndarray, sources: np.ndarray) -> None:
-    self._calls.hand_over(
-      cuda_copies.Copies(targets=targets, sources=sources, size_bytes=self.layout.page_bytes)
-    )
+    pages = cuda_copies.addresses(host, host_slots, size_bytes)
+    sources, targets = (pages, rows) if to_staging else (rows, pages)
+    return cuda_copies.Copies(targets=targets, sources=sources, size_bytes=size_bytes)
 
   def _rounds(self, host_slots: jax.Array, device_slots: jax.Array, count: jax.Array | int):
-    host = cuda_copies.valid_entries(host_slots, count)
-    device = cuda_copies.valid_entries(device_slots, count)
+    host, device = cuda_copies.read_lists(host_slots, device_slots, count)
     for first in range(0, host.size, self._staging_pages):
       part = slice(first, first + self._staging_pages)
       yield host[part], device[part]
 
   def _padded(self, slots: np.ndarray) -> np.ndarray:
-    return np.pad(slots, (0, self._staging_pages - slots.size))
+    return np.pad(slots.astype(np.int32), (0, self._staging_pages - slots.size))
 
   def _take_staging(self, host: jax.Array) -> jax.Array:
     """The staging buffer, which the next program donates and returns."""

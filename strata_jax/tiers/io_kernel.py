@@ -9,6 +9,12 @@ from strata_jax.pallas_kernels.fragment_io import api
 from strata_jax.tiers import io_backend, io_checks, layout
 
 
+@functools.cache
+def _on_device(number: int) -> jax.Array:
+  """A number that is not sent to the device with every call."""
+  return jax.device_put(np.int32(number))
+
+
 class KernelIo:
   """`IoBackend` through `fragment_io`: any page size at link speed, 2 SMs busy while it runs.
 
@@ -60,7 +66,7 @@ class KernelIo:
     """See `IoBackend.load_layer`."""
     io_checks.check_layer(self.layout, host, device_layer, layer)
     io_checks.check_slots(host_slots, device_slots)
-    which = np.int32(layer) if isinstance(layer, int) else layer  # data, or a program a layer
+    which = _on_device(layer) if isinstance(layer, int) else layer  # data: one program for all
     return self._load_layer(host, device_layer, which, host_slots, device_slots, count)
 
   def store(

@@ -34,9 +34,9 @@ class MemcpyAsyncIo:
     """See `IoBackend.load`. Raises ValueError on pools or slots of another shape or dtype."""
     io_checks.check_pools(self.layout, host, device)
     io_checks.check_slots(host_slots, device_slots)
-    device, layers = tuple(device), range(self.layout.num_layers)
-    self._hand_over(host, device, host_slots, device_slots, count, layers, to_layers=True)
-    return self._load(host, device)
+    layers = range(self.layout.num_layers)
+    self._hand_over(host_slots, device_slots, count, layers, to_layers=True)
+    return self._load(host, tuple(device))
 
   def load_layer(
     self,
@@ -50,9 +50,8 @@ class MemcpyAsyncIo:
     """See `IoBackend.load_layer`."""
     io_checks.check_layer(self.layout, host, device_layer, layer)
     io_checks.check_slots(host_slots, device_slots)
-    pools, layers = (device_layer,), (layer,)
-    self._hand_over(host, pools, host_slots, device_slots, count, layers, to_layers=True)
-    return self._load(host, pools)[0]
+    self._hand_over(host_slots, device_slots, count, (layer,), to_layers=True)
+    return self._load(host, (device_layer,))[0]
 
   def store(
     self,
@@ -65,9 +64,9 @@ class MemcpyAsyncIo:
     """See `IoBackend.store`. Raises ValueError on pools or slots of another shape or dtype."""
     io_checks.check_pools(self.layout, host, device)
     io_checks.check_slots(host_slots, device_slots)
-    device, layers = tuple(device), range(self.layout.num_layers)
-    self._hand_over(host, device, host_slots, device_slots, count, layers, to_layers=False)
-    return self._store(host.sharding)(device, host)
+    layers = range(self.layout.num_layers)
+    self._hand_over(host_slots, device_slots, count, layers, to_layers=False)
+    return self._store(host.sharding)(tuple(device), host)
 
   def _make_store(self, sharding: jax.sharding.Sharding):
     return jax.jit(
@@ -76,20 +75,20 @@ class MemcpyAsyncIo:
       out_shardings=sharding,
     )
 
-  def _hand_over(
-    self, host, pools, host_slots, device_slots, count, layers, *, to_layers: bool
-  ) -> None:
-    here = cuda_copies.valid_entries(host_slots, count).astype(np.int64)
-    there = cuda_copies.valid_entries(device_slots, count).astype(np.int64)
-    fragments = [here * self.layout.num_layers + layer for layer in layers]
-    in_host = np.concatenate([self._half_addresses(host, index) for index in fragments])
-    in_device = np.concatenate([self._half_addresses(pool, there) for pool in pools])
-    sources, targets = (in_host, in_device) if to_layers else (in_device, in_host)
-    self._calls.hand_over(
-      cuda_copies.Copies(targets=targets, sources=sources, size_bytes=self._half_bytes)
-    )
+  def _hand_over(self, host_slots, device_slots, count, layers, *, to_layers: bool) -> None:
+    here, there = cuda_copies.read_lists(host_slots, device_slots, count)
 
-  def _half_addresses(self, pool: jax.Array, fragments: np.ndarray) -> np.ndarray:
+    def plan(written, read):
+      pools, (host,) = (written, read) if to_layers else (read, written)
+      fragments = [here * self.layout.num_layers + layer for layer in layers]
+      in_host = np.concatenate([self._half_addresses(host, index) for index in fragments])
+      in_device = np.concatenate([self._half_addresses(pool, there) for pool in pools])
+      sources, targets = (in_host, in_device) if to_layers else (in_device, in_host)
+      return cuda_copies.Copies(targets=targets, sources=sources, size_bytes=self._half_bytes)
+
+    self._calls.hand_over(plan)
+
+  def _half_addresses(self, pool: int, fragments: np.ndarray) -> np.ndarray:
     """K and V of every fragment."""
     halves = (2 * fragments[:, None] + np.arange(2)).reshape(-1)
     return cuda_copies.addresses(pool, halves, self._half_bytes)

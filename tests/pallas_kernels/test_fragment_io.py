@@ -131,6 +131,21 @@ def test_sorting_starts_at_the_configured_length():
   assert "stablehlo.sort" in text[64]
 
 
+@pytest.mark.parametrize(
+  ("bucket", "blocks", "run_bytes", "sorts"),
+  [
+    (16384, 2, 4096, True),
+    (16383, 2, 4096, False),
+    (16384, 3, 4096, False),  # full without
+    (16384, 4, 2048, True),
+    (16384, 1, 131072, True),
+    (16384, 2, 131072, False),
+  ],
+)
+def test_lists_are_sorted_where_the_link_is_not_full_without(bucket, blocks, run_bytes, sorts):
+  assert api.FragmentIoConfig().sorts(bucket, blocks, run_bytes) is sorts
+
+
 def test_a_fragment_of_no_whole_16_bytes_is_refused(rng):
   page_layout = layout.PageLayout(num_layers=1, page_size=1, kv_heads=1, head_dim=3, dtype="int8")
   host, device = moves.random_pools(rng, page_layout, 4, 4)
@@ -169,7 +184,8 @@ def test_every_arg_spec_moves_the_right_bytes_on_a_gpu(name):
   page_layout = ARG_SPECS[name]
   rng = np.random.default_rng(3)
   pages, bucket, pinned = 20, 8, _pinned()
-  config = api.FragmentIoConfig(sort_from=0 if page_layout.page_size in (1, 32) else 1024)
+  sort = page_layout.page_size in (1, 32)
+  config = api.FragmentIoConfig(sort_from=0 if sort else 1024, sort_below_bytes=1 << 30)
   load = jax.jit(lambda *args: api.load_fragments(*args, config=config), donate_argnums=1)
   store = jax.jit(
     lambda *args: api.store_fragments(*args, config=config), donate_argnums=1, out_shardings=pinned

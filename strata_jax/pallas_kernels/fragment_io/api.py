@@ -7,6 +7,7 @@ goes through `host_memory.device_view` outside of it first.
 """
 
 import dataclasses
+import math
 from typing import Literal
 
 import jax
@@ -24,18 +25,27 @@ class FragmentIoConfig:
   Attributes:
     load_blocks: blocks of 1,024 threads for host to device; 2 fill PCIe 5 x16 on an H200.
     store_blocks: the same for device to host.
-    sort_from: lists of at least so many pages are put in the order of host memory first, where
+    sort_from: lists of at least so many pages may be put in the order of host memory first, where
       neighbours share page tables; for shorter ones sorting costs more than it gains.
+    sort_below_bytes: they are where the blocks times the contiguous bytes that a slot stands for,
+      8 KiB at most, are below this; above, the link is full without.
   """
 
   load_blocks: int = 2
   store_blocks: int = 2
   sort_from: int = 16384
+  sort_below_bytes: int = 12 << 10
 
   def __post_init__(self) -> None:
     validation.check_int(self, "load_blocks", minimum=1, maximum=1024)
     validation.check_int(self, "store_blocks", minimum=1, maximum=1024)
     validation.check_int(self, "sort_from", minimum=0)
+    validation.check_int(self, "sort_below_bytes", minimum=0)
+
+  def sorts(self, bucket: int, blocks: int, run_bytes: int) -> bool:
+    """Whether lists of `bucket` slots, each of `run_bytes` on the host, are sorted."""
+    in_flight = blocks * min(run_bytes, 8 << 10)
+    return bucket >= self.sort_from and in_flight < self.sort_below_bytes
 
 
 def load_fragments(
@@ -81,7 +91,7 @@ def load_fragments(
     count,
     layer=layer,
     blocks=config.load_blocks,
-    sort=host_slots.shape[0] >= config.sort_from,
+    sort=config.sorts(host_slots.shape[0], config.load_blocks, _run_bytes(host, device)),
   )
 
 
@@ -121,8 +131,13 @@ def store_fragments(
     count,
     layer=layer,
     blocks=config.store_blocks,
-    sort=host_slots.shape[0] >= config.sort_from,
+    sort=config.sorts(host_slots.shape[0], config.store_blocks, _run_bytes(host, device)),
   )
+
+
+def _run_bytes(host: jax.Array, device: tuple[jax.Array, ...]) -> int:
+  """Contiguous bytes on the host that a slot stands for."""
+  return len(device) * math.prod(host.shape[2:]) * host.dtype.itemsize
 
 
 def _check(

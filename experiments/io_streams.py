@@ -1,0 +1,197 @@
+"""Compute with a load beside it, and how long both take."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.compute_on import compute_on
+
+from experiments import io_bench
+from experiments.io_layers import Stack
+from strata_jax.pallas_kernels import host_memory, timing
+from strata_jax.pallas_kernels.fragment_io import api
+from strata_jax.tiers import cuda_copies
+
+_SHORT, _LONG = 0.8, 1.3  # length of the load, of that of the compute
+_CALLS = 4  # programs between two waits
+_PAGE_BYTES = 128 << 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Effect:
+  """What a load does to compute.
+
+  Attributes:
+    compute_s: the compute alone.
+    slowdown: extra time of the compute over the time that the load runs.
+    gbps: rate of a load that outlasts the compute.
+    alone_gbps: rate of the load with nothing beside it.
+  """
+
+  compute_s: float
+  slowdown: float
+  gbps: float
+  alone_gbps: float
+
+
+def seconds_alone(stack: Stack) -> float:
+  """Seconds of a stack with nothing beside it."""
+  run = jax.jit(stack.run)
+  return timing.seconds_a_call(lambda: run(stack.activations, stack.arrays))
+
+
+class LoadBeside:
+  """Loads the lists of some pools beside stacks."""
+
+  def __init__(self, pools: io_bench.Pools, rounds: int) -> None:
+    self._pools = pools
+    self._rounds = rounds
+    self._device = pools.device[0]
+    # In the order of host memory: a region of a program with streams need not sort then.
+    order = np.argsort(np.asarray(pools.host_slots))
+    self._here = jnp.asarray(np.asarray(pools.host_slots)[order])
+    self._there = jnp.asarray(np.asarray(pools.device_slots)[order])
+
+  def kernel(self, stack: Stack, blocks: int) -> Effect:
+    """Compute and load in one program, on two streams."""
+    config = api.FragmentIoConfig(load_blocks=blocks, sort_from=2**31 - 1)
+
+    def load(host, pool, here, there, count):
+      return api.load_fragments(host, (pool,), here, there, count, config=config)[0]
+
+    load_only = jax.jit(load, donate_argnums=1)
+    both = jax.jit(
+      _on_two_streams(load, stack.run),
+      donate_argnums=1,
+      compiler_options={"xla_gpu_enable_command_buffer": ""},
+    )
+
+    def call_load(pages: int) -> Callable[[], object]:
+      count = jnp.int32(pages)
+
+      def call():
+        self._device = load_only(self._pools.host, self._device, self._here, self._there, count)
+        return self._device
+
+      return call
+
+    def call_both(pages: int) -> Callable[[], object]:
+      count = jnp.int32(pages)
+
+      def call():
+        self._device, out = both(
+          self._pools.host,
+          self._device,
+          self._here,
+          self._there,
+          count,
+          stack.activations,
+          stack.arrays,
+        )
+        return out
+
+      return call
+
+    page_bytes = self._pools.page_layout.page_bytes
+    probe = self._pools.pages // 4
+    rate = probe / _seconds(call_load(probe), self._rounds)  # pages a second
+    compute_s = _seconds(call_both(0), 2)
+    short = self._within(_SHORT * compute_s * rate)
+    long = self._within(_LONG * compute_s * rate)
+    alone, together, outlasted = _in_turns(
+      self._rounds, call_both(0), call_both(short), call_both(long)
+    )
+    return Effect(
+      compute_s=alone,
+      slowdown=(together - alone) / (short / rate),
+      gbps=long * page_bytes / outlasted / io_bench.GB,
+      alone_gbps=rate * page_bytes / io_bench.GB,
+    )
+
+  def copy_engine(self, stack: Stack, side: cuda_copies.SideStream) -> Effect:
+    """Compute by JAX, whole pages by the driver on a stream of its own."""
+    run = jax.jit(stack.run)
+    compute = lambda: run(stack.activations, stack.arrays)
+    pages = self._device.nbytes // _PAGE_BYTES
+    order = np.random.default_rng(0)
+    copies = cuda_copies.Copies(
+      targets=cuda_copies.addresses(
+        self._device.unsafe_buffer_pointer(), order.permutation(pages), _PAGE_BYTES
+      ),
+      sources=cuda_copies.addresses(
+        self._pools.host.unsafe_buffer_pointer(), order.permutation(pages), _PAGE_BYTES
+      ),
+      size_bytes=_PAGE_BYTES,
+    )
+    submit = lambda: cuda_copies.submit_batch(copies, side.stream)
+    copy_bytes = pages * _PAGE_BYTES
+    alone_gbps = copy_bytes / io_bench.seconds_on_stream(submit, side) / io_bench.GB
+    compute_s = _seconds(compute, 2)
+    calls = max(1, int(0.7 * copy_bytes / alone_gbps / io_bench.GB / compute_s))
+    alone, together, rates = [], [], []
+    for _ in range(self._rounds):
+      alone.append(_once(compute, calls))
+      started_s = time.perf_counter()
+      submit()
+      together.append(_once(compute, calls))
+      if side.idle():
+        raise RuntimeError("the copies ended before the compute beside them")
+      side.synchronize()
+      rates.append(copy_bytes / (time.perf_counter() - started_s) / io_bench.GB)
+    base = float(np.median(alone))
+    return Effect(
+      compute_s=base,
+      slowdown=float(np.median(together)) / base - 1,
+      gbps=float(np.median(rates)),
+      alone_gbps=alone_gbps,
+    )
+
+  def _within(self, pages: float) -> int:
+    return max(1, min(self._pools.pages, int(pages)))
+
+
+def _on_two_streams(load: Callable, run: Callable) -> Callable:
+  """One program with two regions that become ready together and are awaited together."""
+
+  def both(host, pool, here, there, count, x, arrays):
+    source = host_memory.device_view(host)
+    x, pool = lax.optimization_barrier((x, pool))
+    pool, x = _region(load, 1)(source, pool, here, there, count), _region(run, 2)(x, arrays)
+    x, pool = lax.optimization_barrier((x, pool))
+    return pool, x
+
+  return both
+
+
+def _region(function: Callable, number: int) -> Callable:
+  """`function` on stream `number`."""
+  return compute_on(
+    function, compute_type=f"gpu_stream:{number}", out_memory_spaces=jax.memory.Space.Device
+  )
+
+
+def _once(call: Callable[[], object], calls: int) -> float:
+  """Mean seconds of calls that follow each other."""
+  started_s = time.perf_counter()
+  for _ in range(calls - 1):
+    call()
+  jax.block_until_ready(call())
+  return (time.perf_counter() - started_s) / calls
+
+
+def _seconds(call: Callable[[], object], rounds: int) -> float:
+  for _ in range(2):
+    jax.block_until_ready(call())
+  return float(np.median([_once(call, _CALLS) for _ in range(rounds)]))
+
+
+def _in_turns(rounds: int, *calls: Callable[[], object]) -> tuple[float, ...]:
+  """Median seconds of each; one round of each after the other, so that all see the same clocks."""
+  for call in calls:
+    jax.block_until_ready(call())
+  times = [[_once(call, _CALLS) for call in calls] for _ in range(rounds)]
+  return tuple(float(np.median(column)) for column in zip(*times, strict=True))
