@@ -25,13 +25,16 @@ from strata_jax.executors.timeline import StepTimes, Timeline
 class _Outputs:
   """The forced output of a request and how much of it was given out."""
 
-  ids: np.ndarray  # int32 [outputs]
+  ids: list[int]
   given: int = 0
 
+  @property
+  def left(self) -> int:
+    return len(self.ids) - self.given
+
   def take(self, count: int) -> tuple[int, ...]:
-    taken = self.ids[self.given : self.given + count]
-    self.given += len(taken)
-    return tuple(taken.tolist())
+    start, self.given = self.given, self.given + count
+    return tuple(self.ids[start : self.given])
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -73,7 +76,7 @@ class SimulatedExecutor:
     """Raises ValueError without forced ids: a simulation has no model to ask."""
     if forced_output_ids is None:
       raise ValueError(f"request {request_id}: expected forced_output_ids in a simulation")
-    self._outputs[request_id] = _Outputs(ids=forced_output_ids)
+    self._outputs[request_id] = _Outputs(ids=forced_output_ids.tolist())
 
   def release(self, request_id: int) -> None:
     self._outputs.pop(request_id, None)
@@ -92,7 +95,7 @@ class SimulatedExecutor:
       return
     decode_steps = 0
     if work.decodes:
-      left = min(self._left(decode.request_id) for decode in work.decodes)
+      left = min([self._outputs[decode.request_id].left for decode in work.decodes])
       decode_steps = max(1, min(work.decode_steps, left))
     at_s = times.prefill_end_s if work.prefills else times.started_s
     self._step = _Step(work=work, times=times, at_s=at_s, decode_steps=decode_steps)
@@ -157,12 +160,12 @@ class SimulatedExecutor:
     assert step is not None
     step.is_fixed = True
     tokens = {
-      prefill.request_id: self._take(prefill.request_id, 1)
+      prefill.request_id: self._outputs[prefill.request_id].take(1)
       for prefill in step.work.prefills
       if prefill.samples
     }
     for decode in step.work.decodes:
-      tokens[decode.request_id] = self._take(decode.request_id, step.decoded)
+      tokens[decode.request_id] = self._outputs[decode.request_id].take(step.decoded)
     times = step.times
     self._push(
       StepDone(
@@ -171,13 +174,6 @@ class SimulatedExecutor:
         compute_s=times.compute_s, stall_s=times.stall_s,
       )
     )  # fmt: skip
-
-  def _left(self, request_id: int) -> int:
-    outputs = self._outputs[request_id]
-    return len(outputs.ids) - outputs.given
-
-  def _take(self, request_id: int, count: int) -> tuple[int, ...]:
-    return self._outputs[request_id].take(count)
 
   def _push(self, event: Event) -> None:
     heapq.heappush(self._events, (event.at_s, self._order, event))

@@ -67,7 +67,6 @@ def test_a_last_chunk_gives_the_first_output_and_decodes_the_next():
   simulated.launch(decode(2, [100], steps=5))
   (done,) = simulated.wait(None)
   assert done.tokens == {0: (1001, 1002)}  # the forced output ends here, and the step with it
-  assert simulated._left(0) == 0
 
 
 def test_wait_stops_at_the_time_asked_for():

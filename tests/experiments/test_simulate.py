@@ -72,7 +72,7 @@ def test_the_same_flags_give_the_same_rows_byte_for_byte(tmp_path, capsys):
 
 
 def test_the_first_rows_of_the_mooncake_trace_and_its_overload(tmp_path, capsys):
-  trace = ["--trace", str(shared_data("mooncake/conversation_trace.jsonl")), "--limit=120",
+  trace = ["--trace", str(shared_data("mooncake/conversation_trace.jsonl")), "--limit=80",
            "--page_size=16"]  # fmt: skip
   own = run(tmp_path, capsys, *trace)
   slow = run(tmp_path, capsys, *trace, "--arrival_speedup=0.05")
