@@ -19,7 +19,8 @@ def test_gpu_back_ends_are_refused_on_a_cpu(name):
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the reference back end is for CPUs")
-def test_reference_is_made_on_a_cpu():
-  backend = io_auto.make_io_backend("reference", LAYOUT)
+@pytest.mark.parametrize("name", ["reference", "auto"])
+def test_reference_is_what_a_cpu_has(name):
+  backend = io_auto.make_io_backend(name, LAYOUT)
   assert isinstance(backend, io_reference.ReferenceIo)
   assert backend.name == "reference"
