@@ -14,9 +14,10 @@ import numpy as np
 
 from strata_jax import metrics, policy_loading, profile, serving_loop, simulation_checks
 from strata_jax.cache_controller import CacheController
-from strata_jax.config import CacheConfig, ServingConfig
+from strata_jax.config import CacheConfig, ServingConfig, StorageConfig
 from strata_jax.cost_model import CostModel, IoConfig
 from strata_jax.executors.simulated import SimulatedExecutor
+from strata_jax.executors.simulated_storage import SimulatedStorage
 from strata_jax.executors.timeline import CostTimeline, InstantTimeline
 from strata_jax.profile import Profile
 from strata_jax.systems import SystemConfig
@@ -127,6 +128,18 @@ def cache_config(
   )
 
 
+def storage_config(system: SystemConfig) -> StorageConfig | None:
+  """The storage tier of a system; None where it has none."""
+  if system.storage == "none" or not system.host:
+    return None
+  return StorageConfig(
+    min_prefetch_tokens=max(1, system.min_prefetch_tokens),
+    prefetch_limit_s=system.prefetch_timeout_s,
+    prefetch_base_s=system.prefetch_timeout_base_s,
+    prefetch_s_per_1024_tokens=system.prefetch_timeout_s_per_1024_tokens,
+  )
+
+
 def simulate(
   workload: Workload,
   machine: Profile,
@@ -166,17 +179,25 @@ def simulate(
   scheduler = system.scheduler_config
   chosen = policy_loading.load_policy(policy or system.policy, scheduler)
   longest = max(len(r.prompt_ids) + output_tokens(r) for r in workload.requests)
+  storage_tier, storage = storage_config(system), None
+  if storage_tier is not None:
+    storage = SimulatedStorage(
+      machine.storage, page_bytes=machine.kv_bytes_token * system.page_size,
+      page_size=system.page_size,
+    )  # fmt: skip
   controller = CacheController(
-    cache, serving, fingerprint=machine.name, context_tokens=longest, costs=costs.costs()
-  )
+    cache, serving, fingerprint=machine.name, context_tokens=longest, costs=costs.costs(),
+    storage=storage_tier,
+  )  # fmt: skip
   if initial_cache != "cold" and cache.enabled:
-    _warm(controller, workload, chosen, serving, flush_device=initial_cache == "host_warm")
+    flush_device = initial_cache == "host_warm"
+    _warm(controller, workload, chosen, serving, storage, flush_device=flush_device)
   timeline = CostTimeline(costs)
   result = serving_loop.serve(
     workload.requests,
     controller=controller,
     policy=chosen,
-    executor=SimulatedExecutor(timeline),
+    executor=SimulatedExecutor(timeline, storage),
     serving=serving,
     recorder=recorder,
     progress=progress,
@@ -204,6 +225,7 @@ def _warm(
   workload: Workload,
   policy: Callable[..., Any],
   serving: ServingConfig,
+  storage: SimulatedStorage | None,
   *,
   flush_device: bool,
 ) -> None:
@@ -225,11 +247,13 @@ def _warm(
       )
       for index, context in enumerate(workload.contexts)
     ]  # fmt: skip
-    executor = SimulatedExecutor(InstantTimeline())
+    executor = SimulatedExecutor(InstantTimeline(), storage)
     one_by_one = dataclasses.replace(serving, requests_in_flight=1)
     serving_loop.serve(
       requests, controller=controller, policy=policy, executor=executor, serving=one_by_one
     )
+  if storage is not None:
+    storage.restart()
   if flush_device:
     tiers = controller.tiers
     tiers.device.free(tiers.allocate(cache.device_pages))  # write-back happens here

@@ -149,6 +149,19 @@ def test_isolated_ttft_is_what_a_lone_request_takes():
   )
 
 
+def test_a_storage_tier_serves_what_the_host_tier_dropped():
+  workload = small(order="spread", rate=1.0)
+  pools = sim.PoolSizes(device_tokens=5_000, host_tokens=6_000)  # of about 16,000 in all contexts
+  system = systems.system("strata")
+  none, kept = (
+    sim.simulate(workload, PROFILE, sim.system_with(system, changes), pools=pools)
+    for changes in ({}, {"storage": "private", "scheduler.prefetch": "wait_complete"})
+  )
+  assert none.summary()["storage_hit_tokens"] == 0
+  assert kept.summary()["storage_hit_tokens"] > 50_000
+  assert kept.summary()["computed_tokens"] < none.summary()["computed_tokens"]
+
+
 def test_overrides_reach_the_system_and_its_scheduler():
   base = systems.system("strata")
   changed = sim.system_with(base, {"page_size": 8, "scheduler.ratio_threshold": 3.0})
