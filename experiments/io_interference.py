@@ -2,10 +2,10 @@
 
   python -m experiments.io_interference
 
-Runs layers of Llama-3.1-8B's shapes, once as prefill of one chunk and once as decode of a batch,
-alone and while fragments of 4 KiB are loaded from random places: by the kernel with some numbers of
-blocks, in one program on two streams, and by the copy engine with pages of 128 KiB. A slowdown of
-0.03 means that compute takes 3 % longer for as long as the load runs.
+Runs layers of Llama-3.1-8B's shapes, once as prefill of a few prompts and once as decode of a
+batch, alone and while fragments of 4 KiB are loaded from random places: by the kernel with some
+numbers of blocks, in one program on two streams, and by the copy engine with pages of 128 KiB. A
+slowdown of 0.03 means that compute takes 3 % longer for as long as the load runs.
 
 Per number of blocks a short load is hidden within the compute, which gives the slowdown:
 (time of both - time of compute alone) / time of the load alone. A long load outlasts the compute;
@@ -31,7 +31,8 @@ class InterferenceConfig:
   """What runs beside what."""
 
   blocks: tuple[int, ...] = (1, 2, 4, 8, 16)  # thread blocks of the kernel
-  prefill_tokens: int = 8192  # tokens of the chunk
+  prefill_prompts: int = 8  # prompts computed side by side
+  prefill_tokens: int = 1024  # tokens a prompt
   prefill_layers: int = 4  # layers of the prefill stack
   decode_batch: int = 32  # sequences
   decode_context: int = 8192  # tokens of context a sequence
@@ -41,10 +42,9 @@ class InterferenceConfig:
   seed: int = 0  # of the lists
 
   def __post_init__(self) -> None:
-    for field in ("prefill_tokens", "prefill_layers", "decode_batch", "decode_context"):
-      validation.check_int(self, field, minimum=1)
-    for field in ("decode_layers", "pool_gib", "rounds"):
-      validation.check_int(self, field, minimum=1)
+    for field in dataclasses.fields(self):
+      if field.name not in ("blocks", "seed"):
+        validation.check_int(self, field.name, minimum=1)
     for blocks in self.blocks:
       if blocks < 1:
         validation.fail(self, "blocks", "integers >= 1", blocks)
@@ -95,24 +95,18 @@ def measure_gpu(config: InterferenceConfig) -> dict[str, Any]:
   )
   beside = io_streams.LoadBeside(pools, config.rounds)
   found: dict[tuple[str, int], dict[str, float]] = {}
-  attention: dict[str, str] = {}
-  for name, make in (
-    ("prefill", lambda how: io_layers.prefill(config.prefill_tokens, config.prefill_layers, how)),
-    (
-      "decode",
-      lambda _: io_layers.decode(config.decode_batch, config.decode_context, config.decode_layers),
+  stacks = {
+    "prefill": lambda: io_layers.prefill(
+      config.prefill_prompts, config.prefill_tokens, config.prefill_layers
     ),
-  ):
-    stack, attention[name] = make("cudnn"), "cudnn"
+    "decode": lambda: io_layers.decode(
+      config.decode_batch, config.decode_context, config.decode_layers
+    ),
+  }
+  for name, make in stacks.items():
+    stack = make()
     for blocks in config.blocks:
-      try:
-        effect = beside.kernel(stack, blocks)
-      except (RuntimeError, ValueError) as error:
-        if attention[name] == "xla":
-          raise
-        run_folder.say(f"attention by XLA, cuDNN's does not run here: {str(error)[:300]}")
-        stack, attention[name] = make("xla"), "xla"
-        effect = beside.kernel(stack, blocks)
+      effect = beside.kernel(stack, blocks)
       found["kernel", blocks] = found.get(("kernel", blocks), {}) | _measured(name, effect)
       run_folder.say(f"{name}, kernel, {blocks} blocks: {found['kernel', blocks]}")
     key = ("copy_engine", 0)
@@ -134,7 +128,6 @@ def measure_gpu(config: InterferenceConfig) -> dict[str, Any]:
   return {
     "device_kind": run_folder.device_kind(),
     "ceiling_load_gbps": ceiling,
-    "attention": attention,
     "rows": rows,
   }
 

@@ -2,13 +2,14 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental.compute_on import compute_on
+from jax.extend import core
 
 from experiments import io_bench
 from experiments.io_layers import Stack
@@ -170,8 +171,37 @@ def _on_two_streams(load: Callable, run: Callable) -> Callable:
 def _region(function: Callable, number: int) -> Callable:
   """`function` on stream `number`."""
   return compute_on(
-    function, compute_type=f"gpu_stream:{number}", out_memory_spaces=jax.memory.Space.Device
+    _without_calls(function),
+    compute_type=f"gpu_stream:{number}",
+    out_memory_spaces=jax.memory.Space.Device,
   )
+
+
+def _without_calls(function: Callable) -> Callable:
+  """`function` with all inner `jax.jit` inlined: XLA finds no stream for a call in a region."""
+
+  def inlined(*args):
+    closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
+    flat = _evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args))
+    return jax.tree.unflatten(jax.tree.structure(shape), flat)
+
+  return inlined
+
+
+def _evaluate(jaxpr, consts: Sequence, args: Sequence) -> list:
+  values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+  read = lambda atom: atom.val if isinstance(atom, core.Literal) else values[atom]
+  for equation in jaxpr.eqns:
+    operands = [read(atom) for atom in equation.invars]
+    if equation.primitive.name == "jit":
+      inner = equation.params["jaxpr"]
+      results = _evaluate(inner.jaxpr, inner.consts, operands)
+    else:
+      params = equation.primitive.get_bind_params(equation.params)
+      results = equation.primitive.bind(*operands, **params)
+      results = results if equation.primitive.multiple_results else [results]
+    values.update(zip(equation.outvars, results, strict=True))
+  return [read(atom) for atom in jaxpr.outvars]
 
 
 def _once(call: Callable[[], object], calls: int) -> float:
