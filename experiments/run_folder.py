@@ -64,10 +64,15 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 
 
 def write_jsonl(path: pathlib.Path, rows: Iterable[Any]) -> None:
-  """Writes one JSON value a line."""
+  """Writes one JSON value a line: a named tuple as an object, NaN and infinity as null."""
   with path.open("w", encoding="utf-8") as file:
     for row in rows:
-      file.write(json.dumps(plain(row), allow_nan=False) + "\n")
+      value = cast(Any, row)._asdict() if hasattr(row, "_asdict") else row
+      try:
+        line = json.dumps(value, allow_nan=False, default=plain)
+      except ValueError:  # not finite
+        line = json.dumps(plain(value), allow_nan=False)
+      file.write(line + "\n")
 
 
 def plain(value: Any) -> Any:

@@ -145,7 +145,7 @@ class _Run:
         continue
       if self._is_over():
         break
-      if self.storage and not (self.live or self.client or self.arrivals or self.transfers):
+      if self.storage and self.clients.all_came and not (self.live or self.transfers):
         self.executor.flush_storage()  # nothing else will come to be written with the last pages
       until_s = self._next_timer_s()
       if self.under is None and not self.transfers and not self.storage and until_s is None:
@@ -169,7 +169,7 @@ class _Run:
   # Clients.
 
   def _give_up(self, now_s: float) -> None:
-    for record in self.clients.giving_up(now_s):
+    for record in self.clients.advance(now_s):
       if record.request_id in self.live:
         self.controller.abort(record.request_id, now_s)
         self.plan_wanted, self.idle_rounds = True, 0

@@ -50,9 +50,15 @@ def test_the_summary_is_the_last_line_of_standard_output(tmp_path, capsys):
 
 
 def test_rows_are_json_lines(tmp_path):
-  run_folder.write_jsonl(tmp_path / "rows.jsonl", [_Row("a", 1.0), {"b": {2, 1}}])
+  rows = [_Row("a", 1.0), {"b": {2, 1}}, _Row("c", float("nan")), {"d": np.int32(3)}]
+  run_folder.write_jsonl(tmp_path / "rows.jsonl", rows)
   lines = (tmp_path / "rows.jsonl").read_text().splitlines()
-  assert [json.loads(line) for line in lines] == [{"name": "a", "value": 1.0}, {"b": [1, 2]}]
+  assert [json.loads(line) for line in lines] == [
+    {"name": "a", "value": 1.0},
+    {"b": [1, 2]},
+    {"name": "c", "value": None},
+    {"d": 3},
+  ]
 
 
 def test_a_file_in_the_way_is_an_error(tmp_path):
