@@ -97,7 +97,8 @@ def plain(value: Any) -> Any:
 
 def git_sha() -> str | None:
   """The commit of the source tree, with `-dirty` behind it if files differ; None without git."""
-  command = ["git", "-C", str(_SOURCE), "describe", "--always", "--abbrev=40", "--dirty"]
+  command = ["git", "-C", str(_SOURCE), "describe", "--always", "--abbrev=40"]
+  command += ["--exclude=*", "--dirty"]  # no tags
   try:
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
   except (OSError, subprocess.TimeoutExpired):
