@@ -87,6 +87,39 @@ def test_free_loads_are_a_bound():
     assert real["output_tokens_per_s"] <= 1.01 * bound["output_tokens_per_s"]
 
 
+def test_thresholds_at_infinity_give_fcfs_exactly():
+  never = {
+    "scheduler.deferral_threshold_tokens": math.inf,
+    "scheduler.ratio_threshold": math.inf,
+    "scheduler.bundle_min_shared_tokens": math.inf,
+  }
+  plans = []
+  for system in (
+    sim.system_with(systems.system("strata"), never),
+    systems.system("strata_io"),
+  ):
+    seen = []
+    run = sim.simulate(
+      arrivals.closed(small()), PROFILE, system, pools=POOLS,
+      recorder=lambda view, plan, seen=seen: seen.append(plan),
+    )  # fmt: skip
+    plans.append((seen, [record.row() for record in run.result.requests], run.result.steps))
+  assert plans[0] == plans[1]
+  assert len(plans[0][0]) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ["no_reuse", "sharegpt_like"])
+def test_where_nothing_is_shared_nothing_is_lost(workload):
+  requests = synthetic.GENERATORS[workload](0)
+  requests = arrivals.closed(requests.with_requests(requests.requests[:300]))
+  device, strata = (
+    sim.simulate(requests, PROFILE, systems.system(name)).summary()["output_tokens_per_s"]
+    for name in ("sglang_device", "strata")
+  )
+  assert strata == pytest.approx(device, rel=0.02)
+
+
 def queue_of(count, rho, seed=0):
   """Identical short requests, one at a time, with exponential gaps in a random order.
 
