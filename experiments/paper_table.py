@@ -32,7 +32,7 @@ def main(args: flags.Args) -> None:
     rows = read_rows(folder)
     if not rows:
       raise ValueError(f"--results: expected a folder with rows.jsonl of runs, got {folder}")
-  table = [entry(claim, rows) for claim in CLAIMS]
+  table = [entry(claim, rows, commands(folder)) for claim in CLAIMS]
   (folder / "paper_vs_ours.json").write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n")
   run_folder.say(sweep.text_table([{k: v for k, v in row.items() if k != "why"} for row in table]))
   known = [row for row in table if row["ours"] is not None]
@@ -47,13 +47,21 @@ def read_rows(folder: pathlib.Path) -> Rows:
   }
 
 
-def entry(claim: Claim, rows: Rows) -> dict[str, Any]:
+def commands(folder: pathlib.Path) -> dict[str, str]:
+  """Run -> the flags it was made with."""
+  return {
+    path.parent.name: " ".join(json.loads(path.read_text("utf-8"))["command"])
+    for path in sorted(folder.glob("*/config.json"))
+  }
+
+
+def entry(claim: Claim, rows: Rows, made_by: Mapping[str, str]) -> dict[str, Any]:
   """A line of the table; `ours` is None where no run has it."""
   ours = None if claim.figure is None else value(claim.figure, rows)
   source = None if claim.figure is None else claim.figure.run
   return {
     "what": claim.what, "published": claim.published, "ours": ours, "run": source,
-    "command": None if source is None else f"experiments.sweep {' '.join(RUNS[source])}",
+    "command": None if source is None else made_by.get(source),
     "why": claim.differs,
   }  # fmt: skip
 
