@@ -9,11 +9,12 @@ place, and no implementation can see a page that is written later.
 import jax
 import jax.numpy as jnp
 
-from strata_jax.attention import reference, xla
+from strata_jax.attention import cudnn, reference, xla
 
 IMPLEMENTATIONS = {
   "reference": reference.paged_attention,
   "xla": xla.paged_attention,
+  "cudnn": cudnn.paged_attention,  # GPUs alone
 }
 
 
@@ -39,12 +40,19 @@ def write_kv(
     The pool.
   """
   pages, _, page_size = pool.shape[:3]
-  offsets = jnp.arange(k.shape[1])
+  batch, chunk = k.shape[:2]
+  offsets = jnp.arange(chunk)
   positions = starts[:, None] + offsets  # [B, T]
   slots = jnp.take_along_axis(page_table, positions // page_size, axis=1, mode="clip")
-  slots = jnp.where(offsets < lengths[:, None], slots, pages)  # beyond the pool: dropped
+  # K and V of a token are rows of a pool seen as a list of rows: a scatter into one leading
+  # dimension, which a GPU carries out in place; with two it would transpose the whole pool.
+  rows = (2 * slots[..., None] + jnp.arange(2)) * page_size + (positions % page_size)[..., None]
+  valid = (offsets < lengths[:, None])[..., None]
+  beyond = 2 * pages * page_size + jnp.arange(2 * batch * chunk).reshape(rows.shape)  # dropped
   kv = jnp.stack([k, v], axis=2).astype(pool.dtype)  # [B, T, 2, kv_heads, head_dim]
-  return pool.at[slots, :, positions % page_size].set(kv, mode="drop")
+  flat = pool.reshape(-1, *pool.shape[3:])
+  flat = flat.at[jnp.where(valid, rows, beyond)].set(kv, mode="drop", unique_indices=True)
+  return flat.reshape(pool.shape)
 
 
 def paged_attention(
@@ -75,7 +83,7 @@ def paged_attention(
     finite.
 
   Raises:
-    ValueError: an unknown implementation.
+    ValueError: an unknown implementation, or shapes and dtypes that it does not take.
   """
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(

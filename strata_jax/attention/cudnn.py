@@ -1,0 +1,102 @@
+"""Attention by cuDNN's fused kernels, for GPUs; the one module that touches JAX's private cuDNN API.
+
+The context part reads the pages where they lie: `[pages, 2, page_size, ...]` is seen as `2 * pages`
+blocks of K or V, K of page p in block 2p and V in block 2p + 1. cuDNN's causal masks are aligned to
+the first key, which is wrong behind a context, so the chunk part is a call of its own and the two
+are merged by their log-sum-exp.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax._src.cudnn import fused_attention_stablehlo as fused
+
+from strata_jax.attention import merge
+
+_LARGEST_HEAD = 256  # on Hopper
+
+
+def paged_attention(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  pool: jax.Array,
+  page_table: jax.Array,
+  starts: jax.Array,
+  lengths: jax.Array,
+) -> jax.Array:
+  """See `api.paged_attention`. A chunk of several tokens is not read from the pool.
+
+  Raises:
+    ValueError: not bfloat16, or a head that cuDNN does not take.
+  """
+  for name, array in (("q", q), ("pool", pool)):
+    if array.dtype != jnp.bfloat16:
+      raise ValueError(f"attention 'cudnn': {name}: expected bfloat16, got {array.dtype}")
+  if q.shape[-1] > _LARGEST_HEAD or q.shape[-1] % 8:
+    raise ValueError(
+      f"attention 'cudnn': head_dim: expected a multiple of 8, at most {_LARGEST_HEAD}, "
+      f"got {q.shape[-1]}"
+    )
+  if q.shape[1] == 1:  # the one token is in the pool, and sees everything up to itself
+    tokens = jnp.where(lengths > 0, starts + 1, 0)
+    out = _context_out(q, pool, page_table, tokens, stats=False)[0]
+    return jnp.where((tokens > 0)[:, None, None, None], out, 0)
+  context = _context_part(q, pool, page_table, jnp.where(lengths > 0, starts, 0))
+  return merge.merge(context, _chunk_part(q, k, v)).out.astype(q.dtype)
+
+
+def _context_part(
+  q: jax.Array, pool: jax.Array, page_table: jax.Array, tokens: jax.Array
+) -> merge.Partial:
+  """Attention over the first `tokens[b]` tokens of the pages: [B, T, heads, D], [B, T, heads]."""
+  out, stats = _context_out(q, pool, page_table, tokens, stats=True)
+  some = (tokens > 0)[:, None, None]
+  lse = jnp.where(some, jnp.swapaxes(stats, 1, 2), merge.NOTHING)
+  return merge.Partial(jnp.where(some[..., None], out, 0).astype(jnp.float32), lse)
+
+
+def _chunk_part(q: jax.Array, k: jax.Array, v: jax.Array) -> merge.Partial:
+  """Causal attention of a chunk over itself; padding comes last, so that no valid token sees it."""
+  out, stats = _call(q, k, v, fused.MaskType.CAUSAL, stats=True)
+  return merge.Partial(out.astype(jnp.float32), jnp.swapaxes(stats, 1, 2))
+
+
+def _context_out(
+  q: jax.Array, pool: jax.Array, page_table: jax.Array, tokens: jax.Array, *, stats: bool
+) -> list[jax.Array]:
+  blocks = pool.reshape(-1, *pool.shape[2:])  # [2 * pages, page_size, kv_heads, head_dim]
+  table = 2 * page_table[:, None, :, None]  # [B, 1, N, 1]
+  queries = jnp.full(tokens.shape, q.shape[1], jnp.int32)
+  keys = jnp.maximum(tokens, 1)  # a row without any is masked by the caller
+  return _call(
+    q, blocks, blocks, fused.MaskType.PADDING, (queries, keys), (table, table + 1), stats=stats
+  )
+
+
+def _call(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  mask: fused.MaskType,
+  lengths: tuple[jax.Array, jax.Array] | None = None,
+  tables: tuple[jax.Array, jax.Array] | None = None,
+  *,
+  stats: bool,
+) -> list[jax.Array]:
+  """The kernel: [B, T, heads, D], and with `stats` the log-sum-exp, float32 [B, heads, T].
+
+  The primitive itself, for two reasons: the public call takes a pool only if it has exactly the
+  pages of its tables, and it is a call with rules for sharding, which has no place in a region of a
+  program that runs on a stream of its own.
+  """
+  unused = jnp.zeros(0, q.dtype)
+  return fused._dot_product_attention_fwd_p.bind(
+    q, k, v,
+    unused,  # bias
+    *(lengths or (unused, unused)),
+    unused, unused,  # offsets of packed sequences
+    *(tables or (unused, unused)),
+    scale=q.shape[-1] ** -0.5, seed=0, dropout_rate=0.0, variadic_args=(False, False),
+    mask_type=mask, layout=fused.AttentionLayout.BTNH.value, sliding_window_length=None,
+    is_training=stats,
+  )  # fmt: skip
