@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata_jax import serving_loop
+from strata_jax import metrics, serving_loop
 from strata_jax.cache_controller import CacheController
 from strata_jax.config import CacheConfig, ServingConfig
+from strata_jax.scheduler.config import SchedulerConfig
 from strata_jax.scheduler.policies import make_policy
 from strata_jax.scheduler.views import Prefill, StepPlan
 from strata_jax.workloads.request import Request
@@ -127,6 +128,19 @@ def test_the_host_tier_gives_back_what_the_device_had_no_room_for():
   assert sum(step.load_tokens for step in run.result.steps) > 0
   assert run.result.load_busy_s > 0
   assert any(r.load_s > 0 for r in run.records)
+
+
+def test_parked_loads_are_covered_by_decode_steps():
+  requests = [dataclasses.replace(r, max_new_tokens=12) for r in _mixed(60, documents=8)]
+  cache = dataclasses.replace(CACHE, device_tokens=160)
+  config = SchedulerConfig(ratio_threshold=1.0)
+  run = _Run(requests, cache=cache, policy=make_policy("strata", config))
+  run.check_outputs(requests)
+  assert sum(step.parked for step in run.result.steps) > 0
+  assert run.result.bubble_s > 0
+  summary = metrics.summarize(run.result)
+  assert 0 < summary["bubble_fraction"] < 1
+  assert 0 <= summary["stall_fraction"] < 1
 
 
 @pytest.mark.parametrize("write_policy", ["write_through", "write_through_selective", "write_back"])
