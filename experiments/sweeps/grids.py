@@ -44,12 +44,11 @@ def _sweep(
 def _pages(options: Options) -> dict[str, Case]:
   names = ["hicache_paper", *(f"hicache_paper_{p}" for p in (64, 128, 256, 512, 1024))]
   names += ["hicache_batch", *(f"hicache_batch_{p}" for p in (64, 128, 256, 512, 1024))]
-  fixed = {"hardware": options.hardware, "model": options.model, "initial_cache": "cold"}
+  fixed = {"hardware": options.hardware, "model": options.model}
   cases = {name: Case(system=name, **fixed) for name in names}
-  for page_size in (1, 16, 64, 256):
-    cases[f"strata_{page_size}"] = Case(
-      system="strata", overrides={"page_size": page_size}, **fixed
-    )
+  for page_size in (1, 16, 64, 256, 512):
+    overrides = {"page_size": page_size}
+    cases[f"strata_io_{page_size}"] = Case(system="strata_io", overrides=overrides, **fixed)
   return cases
 
 
@@ -84,7 +83,7 @@ def _threshold(field: str) -> Callable[[Options], dict[str, Case]]:
 
 SWEEPS = (
   _sweep(
-    "page_size", "page sizes of the copying baselines, from a cold cache", _pages,
+    "page_size", "page sizes of copies and of the kernel, all FCFS, closed loop", _pages,
     "hicache_paper", at_ttft=False,
   ),
   _sweep("hardware", "machines with other links", _machines, "h200: hicache_paper", at_ttft=True),
