@@ -61,7 +61,7 @@ def _cells(options: Options) -> list[dict[str, Any]]:
       hardware=options.hardware,
       model=options.model,
       initial_cache="cold" if order == "adjacent" else "host_warm",
-    )  # fmt: skip
+    )
     for order in orders
     for label, names in chosen.items()
   }
