@@ -8,7 +8,6 @@ Each check raises AssertionError with what was expected and what came.
 """
 
 import dataclasses
-import math
 import pathlib
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -383,7 +382,3 @@ def _differs(
     if getattr(first, f.name) != getattr(second, f.name)
   ]
   return f"{when}, another plan for view {view.version}: " + "; ".join(fields)
-
-
-NEVER = math.inf
-"""A threshold or limit that is never reached."""
