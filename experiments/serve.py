@@ -3,6 +3,7 @@
   python -m experiments.serve --weights=smollm2 --verify
   python -m experiments.serve --weights=DIR --prompts=FILE.jsonl --system=hicache_paper
   python -m experiments.serve --weights=random --model=tiny --document_tokens=200
+  python -m experiments.serve --weights=smollm2 --tiers=shared --store=FOLDER --prefetch=timeout
 
 Writes `config.json`, `requests.jsonl`, `steps.jsonl`, `summary.json` and `waterfall.png` to --out.
 `ttft_cold_s` and `ttft_warm_s` are those of requests that come alone: after the run some are
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments import flags, plots, run_folder, serve_report, serve_setup
+from experiments import flags, plots, run_folder, serve_report, serve_setup, storage_flags
 from strata_jax import metrics, recording, serving_loop
 from strata_jax.cache_controller import CacheController
 from strata_jax.config import CacheConfig, ServingConfig
@@ -55,6 +56,7 @@ FLAGS.add(
   ServingConfig, defaults={"requests_in_flight": 4, "running_requests": 4, "step_tokens": 512}
 )
 FLAGS.add(StdlibQaConfig)
+storage_flags.add(FLAGS)
 
 
 def main(args: flags.Args) -> int:
@@ -66,7 +68,8 @@ def main(args: flags.Args) -> int:
       args.out, {"flags": args.as_dict(), "seed": args.seed} | setup.configs
     )
     recorder = _recorder(args, setup)
-  executor = serve_setup.make_executor(setup)
+  store = serve_setup.open_store(setup)
+  executor = serve_setup.make_executor(setup, store)
   _warm_up(executor)
   server = _Server(setup, executor)
   controller = server.controller()
@@ -81,6 +84,10 @@ def main(args: flags.Args) -> int:
       setup.workload.requests, label="verify", controller=server.controller(cached=False)
     )
   summary = metrics.summarize(result, token_bytes=setup.page_layout.token_bytes)
+  executor.close()
+  if store is not None:
+    store.close()
+    summary |= {"storage": controller.stats, "store": store.stats}
   summary |= _verification(result, checked)
   summary |= ttft
   summary |= {
@@ -112,6 +119,7 @@ class _Server:
       setup.serving,
       fingerprint=setup.fingerprint,
       context_tokens=setup.model.context_tokens,
+      storage=None if setup.storage is None else setup.storage.config,
     )
 
   def serve(

@@ -14,6 +14,11 @@ def table(summary: Mapping[str, Any]) -> str:
     ("prompt tokens", f"{prompt:,}"),
     ("  hits on the device", _share(summary["device_hit_tokens"], prompt)),
     ("  hits on the host", _share(summary["host_hit_tokens"], prompt)),
+    *(
+      [("  hits in storage", _share(summary["storage_hit_tokens"], prompt))]
+      if "store" in summary
+      else []
+    ),
     ("  computed", _share(computed, prompt)),
     ("  saved", _share(prompt - computed, prompt)),
     ("output tokens", f"{summary['output_tokens']:,}"),

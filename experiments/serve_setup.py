@@ -13,16 +13,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import flags, run_folder
+from experiments import flags, run_folder, storage_flags
+from experiments.storage_flags import StorageChoice
 from strata_jax import policy_loading, systems
 from strata_jax.config import CacheConfig, ModelConfig, ServingConfig
 from strata_jax.executors import buckets
 from strata_jax.executors.jax_executor import JaxExecutor
 from strata_jax.models import loader
 from strata_jax.models.llama import Params
+from strata_jax.models.revision import weights_revision
 from strata_jax.models.tokenizer import Tokenizer
 from strata_jax.scheduler.config import SchedulerConfig
 from strata_jax.scheduler.policies import Policy
+from strata_jax.tiers import page_store
 from strata_jax.tiers.layout import PageLayout
 from strata_jax.workloads import prompts_file, stdlib_qa
 from strata_jax.workloads.request import Request
@@ -47,13 +50,14 @@ class Setup:
   page_layout: PageLayout
   io: str  # I/O back end
   fingerprint: str
+  storage: StorageChoice | None
   workload: Workload
 
   @property
   def configs(self) -> dict[str, Any]:
     """For `config.json`."""
     names = ("model", "cache", "serving", "scheduler", "policy_name", "page_layout", "io")
-    return {name: getattr(self, name) for name in (*names, "fingerprint")}
+    return {name: getattr(self, name) for name in (*names, "fingerprint", "storage")}
 
 
 def set_up(args: flags.Args) -> Setup:
@@ -63,6 +67,9 @@ def set_up(args: flags.Args) -> Setup:
     UsageError: flags, weights or requests that cannot be; one line.
   """
   cache, scheduler, policy_name, io = _system(args)
+  cache, storage = storage_flags.choose(args, cache)
+  if args.prefetch is not None:
+    scheduler = dataclasses.replace(scheduler, prefetch=args.prefetch)
   serving = args.config(ServingConfig)
   qa = args.config(StdlibQaConfig)
   if args.weights is None:
@@ -94,12 +101,13 @@ def set_up(args: flags.Args) -> Setup:
     policy_name=policy_name,
     page_layout=page_layout,
     io=io,
-    fingerprint=fingerprint(args.weights, args.seed, model, page_layout),
+    fingerprint=fingerprint(args, model, params, page_layout, storage),
+    storage=storage,
     workload=workload,
   )
 
 
-def make_executor(setup: Setup) -> JaxExecutor:
+def make_executor(setup: Setup, store: page_store.PageStore | None = None) -> JaxExecutor:
   """The pools and programs for a setup. Raises UsageError, for example without memory for it."""
   longest = max(len(r.prompt_ids) + r.max_new_tokens for r in setup.workload.requests)
   with flags.usage_errors():
@@ -116,12 +124,31 @@ def make_executor(setup: Setup) -> JaxExecutor:
         context_tokens=longest,
       ),
       io=setup.io,
+      store=store,
     )
 
 
-def fingerprint(weights: str, seed: int, model: ModelConfig, page_layout: PageLayout) -> str:
-  """Names all that KV bytes depend on besides the tokens."""
-  revision = f"{weights}:{seed}" if weights == loader.RANDOM else weights
+def open_store(setup: Setup) -> page_store.PageStore | None:
+  """The store of the storage tier, if there is one. Raises UsageError."""
+  if setup.storage is None:
+    return None
+  return setup.storage.open(page_bytes=setup.page_layout.page_bytes, fingerprint=setup.fingerprint)
+
+
+def fingerprint(
+  args: flags.Args,
+  model: ModelConfig,
+  params: Params,
+  page_layout: PageLayout,
+  storage: StorageChoice | None,
+) -> str:
+  """Names all that KV bytes depend on besides the tokens.
+
+  The weights count by their values where pages outlive the process, else by their name.
+  """
+  revision = f"{args.weights}:{args.seed}"
+  if storage is not None and args.weights != loader.RANDOM:
+    revision = weights_revision(params)
   text = repr((revision, dataclasses.asdict(model), dataclasses.asdict(page_layout)))
   return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
