@@ -39,10 +39,10 @@ def test_goldens_from_every_store(page_size, tmp_path):
   for answer in in_a_new_process(page_size, urls):
     assert answer["outputs"] == expected
     assert answer["hit_tokens"] == whole
-    assert sum(answer["storage_hit_tokens"]) > sum(whole) / 2
+    assert sum(answer["storage_hit_tokens"]) >= sum(whole) / 3
 
   memory = server.open_store("memory://")
   for _ in range(2):  # a memory store goes with its process: only the pools are new
     result, stats = server.serve(golden_requests(goldens), memory)
     assert outputs_of(result) == expected
-  assert stats.prefetched_tokens > sum(whole) / 2
+  assert stats.prefetched_tokens >= sum(whole) / 3

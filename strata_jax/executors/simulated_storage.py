@@ -33,7 +33,7 @@ class SimulatedStorage:
     self._page_size = page_size
     self._capacity_pages = capacity_pages
     self._durable_s: collections.OrderedDict[bytes, float] = collections.OrderedDict()
-    self._keys: dict[int, list[bytes]] = {}  # of look-ups
+    self._keys: dict[int, tuple[LookUpWork, list[bytes]]] = {}  # of look-ups, by identity
     self._read_free_s = 0.0
     self._write_free_s = 0.0
     self.read_bytes = 0.0
@@ -61,7 +61,7 @@ class SimulatedStorage:
 
   def _look_up(self, work: LookUpWork, now_s: float) -> LookUpDone:
     keys = page_keys(work.parent_key, work.token_ids, self._page_size)
-    self._keys[work.work_id] = keys
+    self._keys[id(work)] = (work, keys)
     found = 0
     for key in keys[work.skip_pages :]:
       if self._durable_s.get(key, float("inf")) > now_s:
@@ -70,7 +70,7 @@ class SimulatedStorage:
     return LookUpDone(work.work_id, now_s + self._costs.latency_s, found)
 
   def _prefetch(self, work: PrefetchWork, now_s: float) -> PrefetchDone:
-    keys = self._keys[work.look_up.work_id][work.first_page :][: len(work.host_slots)]
+    keys = self._keys[id(work.look_up)][1][work.first_page :][: len(work.host_slots)]
     pages = 0
     for key in keys:
       if key not in self._durable_s:  # gone since

@@ -66,7 +66,10 @@ class StorageIo:
     self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="storage-read")
     self._writer = ThreadPoolExecutor(1, thread_name_prefix="storage-write")
     self._lock = threading.Lock()
-    self._keys: collections.OrderedDict[int, list[bytes]] = collections.OrderedDict()
+    # By identity, with the look-up itself: ids of work begin anew with every controller.
+    self._keys: collections.OrderedDict[int, tuple[LookUpWork, list[bytes]]] = (
+      collections.OrderedDict()
+    )
     self._warned = False
 
   def submit(self, work: StorageWork) -> None:
@@ -127,11 +130,12 @@ class StorageIo:
   def _keys_of(self, work: LookUpWork) -> list[bytes]:
     """The keys of a look-up's tokens; made once, as long as not too many others follow."""
     with self._lock:
-      keys = self._keys.get(work.work_id)
-    if keys is None:
-      keys = page_keys(work.parent_key, work.token_ids, self._page_size)
-      with self._lock:
-        self._keys[work.work_id] = keys
-        if len(self._keys) > _KNOWN_LOOK_UPS:
-          self._keys.popitem(last=False)
+      known = self._keys.get(id(work))
+    if known is not None:
+      return known[1]
+    keys = page_keys(work.parent_key, work.token_ids, self._page_size)
+    with self._lock:
+      self._keys[id(work)] = (work, keys)
+      if len(self._keys) > _KNOWN_LOOK_UPS:
+        self._keys.popitem(last=False)
     return keys
