@@ -41,6 +41,7 @@ from strata_jax.tiers import (
 )
 
 _DIRECTIONS = ("load", "store")
+_BLOCKS = 2  # where they are not swept
 _DRIVER_COPIES = 16384  # a call of single driver copies
 
 
@@ -66,6 +67,7 @@ class BandwidthConfig:
 FLAGS = flags.FlagSet("Measures the bandwidth of fragment I/O.")
 FLAGS.add(BandwidthConfig)
 FLAGS.add_flag("renew_auto_table", bool, False, "write the table that the back end `auto` reads")
+FLAGS.add_flag("models", bool, True, "also whole pages of real models, and layout conversion")
 FLAGS.add_flag("out", str, "runs/io_bandwidth", "folder that the run writes")
 
 Row = dict[str, Any]
@@ -79,7 +81,10 @@ def main(args: flags.Args) -> None:
     raise flags.UsageError("--renew_auto_table: expected a GPU to measure")
   with flags.usage_errors():
     out = run_folder.open_run(args.out, {"flags": args.as_dict(), "seed": config.seed})
-  summary = measure_gpu(config) if on_gpu else measure_cpu(config)
+  if on_gpu:
+    summary = measure_gpu(config, models=args.models, auto=args.renew_auto_table)
+  else:
+    summary = measure_cpu(config)
   io_bandwidth_plots.draw(out, summary)
   if args.renew_auto_table:
     run_folder.write_json(io_choice.TABLE_PATH, auto_table(summary))
@@ -101,8 +106,8 @@ def measure_cpu(config: BandwidthConfig) -> dict[str, Any]:
   return _summary(rows, ceiling, ceiling, note="CPU, reference back end only: not comparable")
 
 
-def measure_gpu(config: BandwidthConfig) -> dict[str, Any]:
-  """Every back end, with the ceilings before and after."""
+def measure_gpu(config: BandwidthConfig, *, models: bool, auto: bool) -> dict[str, Any]:
+  """Every back end, with the ceilings before and after; on request the sizes of `auto`, too."""
   side = cuda_copies.SideStream()
   rows: list[Row] = []
   before = io_bench.dma_ceilings(side)
@@ -113,20 +118,15 @@ def measure_gpu(config: BandwidthConfig) -> dict[str, Any]:
     lambda: _by_pool(config),
     lambda: _whole_pages(config),
     lambda: _device_put(config),
-    lambda: _auto_sizes(config),
+    lambda: _auto_sizes(config) if auto else (),
   ):
     for row in part():
       run_folder.say(_line(row))
       rows.append(row)
-  specs, conversions = _arg_specs(config), _layout_convert()
+  more = {"arg_specs": _arg_specs(config), "layout_convert": _layout_convert()} if models else {}
   after = io_bench.dma_ceilings(side)
   summary = _summary(rows, *(max(pair) for pair in zip(before, after, strict=True)))
-  return summary | {
-    "ceilings_before_gbps": before,
-    "ceilings_after_gbps": after,
-    "arg_specs": specs,
-    "layout_convert": conversions,
-  }
+  return summary | {"ceilings_before_gbps": before, "ceilings_after_gbps": after} | more
 
 
 def backend_rows(
@@ -221,7 +221,7 @@ def _by_fragment(
       ):
         rate = io_baselines.driver_rate(pools, direction, submit, side, _DRIVER_COPIES)
         yield common | {"backend": name, "direction": direction, "blocks": 0, "gbps": rate}
-      for blocks in config.blocks if size in config.by_blocks else (2,):
+      for blocks in config.blocks if size in config.by_blocks else (_BLOCKS,):
         launch = functools.partial(anchor.submit, pools, direction, blocks)
         rate = pools.call_bytes / io_bench.seconds_on_stream(launch, side) / io_bench.GB
         yield common | {
@@ -231,10 +231,11 @@ def _by_fragment(
           "gbps": rate,
         }
     del pools
-    for blocks in config.blocks if size in config.by_blocks else (2,):
-      for name, sort_from in (("kernel", 0), ("kernel_as_given", _NEVER)):
-        backend = _kernel(io_bench.fragments_of(size), blocks, sort_from)
-        yield from backend_rows(make(), backend, blocks=blocks, name=name)
+    for blocks in config.blocks if size in config.by_blocks else (_BLOCKS,):
+      backend = _kernel(io_bench.fragments_of(size), blocks)
+      yield from backend_rows(make(), backend, blocks=blocks)
+    backend = _kernel(io_bench.fragments_of(size), _BLOCKS, _NEVER)
+    yield from backend_rows(make(), backend, blocks=_BLOCKS, name="kernel_as_given")
 
 
 def _by_pool(config: BandwidthConfig) -> Iterator[Row]:

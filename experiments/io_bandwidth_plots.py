@@ -7,7 +7,7 @@ from typing import Any
 from experiments import plots
 
 _BY_FRAGMENT = ("kernel", "cuda_register_copy", "driver_batch", "driver_each", "reference")
-_BY_BLOCKS = ("kernel", "kernel_as_given", "cuda_register_copy")
+_BY_BLOCKS = ("kernel", "cuda_register_copy")
 _BLOCKS = 2
 _FRAGMENT_BYTES = 4096
 

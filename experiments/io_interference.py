@@ -2,10 +2,10 @@
 
   python -m experiments.io_interference
 
-Runs layers of Llama-3.1-8B's shapes, once as prefill of a few prompts and once as decode of a
-batch, alone and while fragments of 4 KiB are loaded from random places: by the kernel with some
-numbers of blocks, in one program on two streams, and by the copy engine with pages of 128 KiB. A
-slowdown of 0.03 means that compute takes 3 % longer for as long as the load runs.
+Runs layers of Llama-3.1-8B's shapes, once as prefill of a prompt and once as decode of a batch,
+alone and while fragments of 4 KiB are loaded from random places: by the kernel with some numbers of
+blocks, in one program on two streams, and by the copy engine with pages of 128 KiB. A slowdown of
+0.03 means that compute takes 3 % longer for as long as the load runs.
 
 Per number of blocks a short load is hidden within the compute, which gives the slowdown:
 (time of both - time of compute alone) / time of the load alone. A long load outlasts the compute;
@@ -31,8 +31,7 @@ class InterferenceConfig:
   """What runs beside what."""
 
   blocks: tuple[int, ...] = (1, 2, 4, 8, 16)  # thread blocks of the kernel
-  prefill_prompts: int = 8  # prompts computed side by side
-  prefill_tokens: int = 1024  # tokens a prompt
+  prefill_tokens: int = 8192  # tokens of the prompt
   prefill_layers: int = 4  # layers of the prefill stack
   decode_batch: int = 32  # sequences
   decode_context: int = 8192  # tokens of context a sequence
@@ -96,9 +95,7 @@ def measure_gpu(config: InterferenceConfig) -> dict[str, Any]:
   beside = io_streams.LoadBeside(pools, config.rounds)
   found: dict[tuple[str, int], dict[str, float]] = {}
   stacks = {
-    "prefill": lambda: io_layers.prefill(
-      config.prefill_prompts, config.prefill_tokens, config.prefill_layers
-    ),
+    "prefill": lambda: io_layers.prefill(config.prefill_tokens, config.prefill_layers, "cudnn"),
     "decode": lambda: io_layers.decode(
       config.decode_batch, config.decode_context, config.decode_layers
     ),

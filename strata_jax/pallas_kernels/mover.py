@@ -27,6 +27,7 @@ class Work:
     bucket: length of the lists of slots.
     to_layers: True from page-first to layer-first, False back.
     blocks: thread blocks, at most one an SM at a time.
+    loads_in_flight: loads of 16 bytes that a lane issues before it stores.
     warpgroups: groups of 128 threads a block.
   """
 
@@ -36,6 +37,7 @@ class Work:
   bucket: int
   to_layers: bool
   blocks: int
+  loads_in_flight: int
   warpgroups: int = 8
 
   def __post_init__(self) -> None:
@@ -43,6 +45,7 @@ class Work:
       validation.check_int(self, field, minimum=1)
     validation.check_int(self, "bucket", minimum=0)
     validation.check_int(self, "warpgroups", minimum=1, maximum=8)
+    validation.check_choice(self, "loads_in_flight", (1, 2, 4, 8))
     if self.fragment_bytes % register_copy.UNIT_BYTES:
       validation.fail(self, "fragment_bytes", "a multiple of 16", self.fragment_bytes)
     if self.moved_layers not in (1, self.pool_layers):
@@ -67,6 +70,7 @@ def make_mover(work: Work, interpret: plgpu.InterpretGPUParams | None = None) ->
       pool_layers=work.pool_layers,
       moved_layers=work.moved_layers,
       to_layers=work.to_layers,
+      loads_in_flight=work.loads_in_flight,
     )
   else:
     moves = fragment_copy.FragmentCopy(moved_layers=work.moved_layers, to_layers=work.to_layers)

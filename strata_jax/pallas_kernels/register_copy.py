@@ -2,8 +2,8 @@
 
 The bytes of all fragments of a call, one fragment after the other, are cut into units of 16
 bytes; a tile is what one warpgroup moves in one step. Each of its warps first issues all its
-loads, then all its stores, so `unroll` loads a lane are in flight: with 1,024 threads 128 KiB an
-SM, which the latency of PCIe needs.
+loads, then all its stores. With 1,024 threads and 4 loads a lane 64 KiB an SM are in flight; the
+latency of PCIe, 2.1 us, asks for 105 KiB in all.
 
 A fragment may have any whole number of units. Where the 32 lanes of a warp always share a
 fragment its slots are looked up once, else lane by lane.
@@ -47,12 +47,14 @@ class RegisterCopy:
     pool_layers: layers of the page-first pool.
     moved_layers: layers that one call moves: all, or one whose index is data.
     to_layers: True from page-first to layer-first, False back.
+    loads_in_flight: loads that a lane issues before it stores, 8 at most.
   """
 
   fragment_bytes: int
   pool_layers: int
   moved_layers: int
   to_layers: bool
+  loads_in_flight: int
 
   @property
   def units(self) -> int:
@@ -62,13 +64,13 @@ class RegisterCopy:
   @property
   def lane_wise(self) -> bool:
     """Whether the lanes of a warp may lie in different fragments."""
-    tile = 8 * _LANES
+    tile = self.loads_in_flight * _LANES
     return self.units % tile != 0 and (tile % self.units != 0 or self.units % _LANES != 0)
 
   @property
   def unroll(self) -> int:
-    """Loads in flight a lane; lane-wise slots need registers, too."""
-    return 4 if self.lane_wise else 8
+    """Units of a lane and tile; lane-wise slots need registers, too."""
+    return min(4, self.loads_in_flight) if self.lane_wise else self.loads_in_flight
 
   @property
   def slots_a_lane(self) -> int:

@@ -32,7 +32,13 @@ def rng():
 def test_interpreted_kernel_is_the_reference(rng, count, layer, blocks, sort):
   host, device = moves.random_pools(rng, SMALL, 12, 10)
   device = device if layer is None else device[:1]
-  how = {"layer": layer, "blocks": blocks, "sort": sort, "interpret": INTERPRET}
+  how = {
+    "layer": layer,
+    "blocks": blocks,
+    "sort": sort,
+    "loads_in_flight": 4,
+    "interpret": INTERPRET,
+  }
   lists = moves.random_lists(rng, BUCKET, 12, 10, count)
   got = mosaic_gpu.load(host, device, lists.reads, lists.writes, jnp.int32(count), **how)
   want = api.load_fragments(
@@ -52,7 +58,7 @@ def test_interpreted_kernel_is_the_reference(rng, count, layer, blocks, sort):
 def test_the_interpreter_sees_slots_that_are_written_twice(rng, capsys):
   host, device = moves.random_pools(rng, SMALL, 4, 4)
   reads, writes = jnp.array([0, 1], jnp.int32), jnp.array([2, 2], jnp.int32)
-  how = {"layer": None, "blocks": 2, "sort": False, "interpret": INTERPRET}
+  how = {"layer": None, "blocks": 2, "sort": False, "loads_in_flight": 4, "interpret": INTERPRET}
   jax.block_until_ready(mosaic_gpu.load(host, device, reads, writes, jnp.int32(2), **how))
   assert moves.races_found()
   assert "RACE DETECTED" in capsys.readouterr().out
@@ -73,7 +79,7 @@ def test_interpreted_kernel_takes_any_page(kv_heads, page_size, dtype, seed):
   host, device = moves.random_pools(rng, page_layout, 9, 9)
   lists = moves.random_lists(rng, 4, 9, 9)
   count = jnp.int32(lists.count)
-  how = {"layer": None, "blocks": 2, "sort": False, "interpret": INTERPRET}
+  how = {"layer": None, "blocks": 2, "sort": False, "loads_in_flight": 4, "interpret": INTERPRET}
   got = mosaic_gpu.load(host, device, lists.reads, lists.writes, count, **how)
   moves.assert_same(got, reference.load(host, device, lists.reads, lists.writes, count))
 
@@ -170,7 +176,8 @@ def test_pools_that_do_not_fit_are_refused(rng):
 
 
 @pytest.mark.parametrize(
-  ("field", "value"), [("load_blocks", 0), ("store_blocks", 2000), ("sort_from", -1)]
+  ("field", "value"),
+  [("load_blocks", 0), ("store_blocks", 2000), ("sort_from", -1), ("sort_below_bytes", -1)],
 )
 def test_config_out_of_range_is_refused(field, value):
   with pytest.raises(ValueError, match=f"FragmentIoConfig.{field}: expected an integer"):

@@ -25,6 +25,8 @@ class FragmentIoConfig:
   Attributes:
     load_blocks: blocks of 1,024 threads for host to device; 2 fill PCIe 5 x16 on an H200.
     store_blocks: the same for device to host.
+    loads_in_flight: loads of 16 bytes that a lane issues before it stores: 1, 2, 4 or 8. With 2
+      blocks 4 fill the link; 8 queue up in the L2 cache and slow the compute beside them.
     sort_from: lists of at least so many pages may be put in the order of host memory first, where
       neighbours share page tables; for shorter ones sorting costs more than it gains.
     sort_below_bytes: they are where the blocks times the contiguous bytes that a slot stands for,
@@ -33,12 +35,14 @@ class FragmentIoConfig:
 
   load_blocks: int = 2
   store_blocks: int = 2
+  loads_in_flight: int = 4
   sort_from: int = 16384
   sort_below_bytes: int = 12 << 10
 
   def __post_init__(self) -> None:
     validation.check_int(self, "load_blocks", minimum=1, maximum=1024)
     validation.check_int(self, "store_blocks", minimum=1, maximum=1024)
+    validation.check_choice(self, "loads_in_flight", (1, 2, 4, 8))
     validation.check_int(self, "sort_from", minimum=0)
     validation.check_int(self, "sort_below_bytes", minimum=0)
 
@@ -91,6 +95,7 @@ def load_fragments(
     count,
     layer=layer,
     blocks=config.load_blocks,
+    loads_in_flight=config.loads_in_flight,
     sort=config.sorts(host_slots.shape[0], config.load_blocks, _run_bytes(host, device)),
   )
 
@@ -131,6 +136,7 @@ def store_fragments(
     count,
     layer=layer,
     blocks=config.store_blocks,
+    loads_in_flight=config.loads_in_flight,
     sort=config.sorts(host_slots.shape[0], config.store_blocks, _run_bytes(host, device)),
   )
 

@@ -20,11 +20,20 @@ def load(
   *,
   layer: jax.Array | int | None,
   blocks: int,
+  loads_in_flight: int,
   sort: bool,
   interpret: plgpu.InterpretGPUParams | None = None,
 ) -> tuple[jax.Array, ...]:
   """Page-first to layer-first, all layers or the one called `layer`."""
-  move = _mover(host, device, host_slots, blocks, to_layers=True, interpret=interpret)
+  move = _mover(
+    host,
+    device,
+    host_slots,
+    blocks=blocks,
+    loads_in_flight=loads_in_flight,
+    to_layers=True,
+    interpret=interpret,
+  )
   if sort:
     host_slots, device_slots = by_host_slot(host_slots, device_slots, count)
   source = host_memory.device_view(host)
@@ -45,11 +54,20 @@ def store(
   *,
   layer: jax.Array | int | None,
   blocks: int,
+  loads_in_flight: int,
   sort: bool,
   interpret: plgpu.InterpretGPUParams | None = None,
 ) -> jax.Array:
   """Layer-first to page-first, all layers or the one called `layer`."""
-  move = _mover(host, device, host_slots, blocks, to_layers=False, interpret=interpret)
+  move = _mover(
+    host,
+    device,
+    host_slots,
+    blocks=blocks,
+    loads_in_flight=loads_in_flight,
+    to_layers=False,
+    interpret=interpret,
+  )
   if sort:
     host_slots, device_slots = by_host_slot(host_slots, device_slots, count)
   layer = jnp.reshape(jnp.int32(0 if layer is None else layer), 1)
@@ -60,7 +78,7 @@ def store(
   return pl.run_state(update)(host_memory.device_view(host))
 
 
-def _mover(host, device, slots, blocks, *, to_layers, interpret):
+def _mover(host, device, slots, *, blocks, loads_in_flight, to_layers, interpret):
   fragment = device[0]
   work = mover.Work(
     fragment_bytes=math.prod(fragment.shape[1:]) * fragment.dtype.itemsize,
@@ -69,6 +87,7 @@ def _mover(host, device, slots, blocks, *, to_layers, interpret):
     bucket=slots.shape[0],
     to_layers=to_layers,
     blocks=blocks,
+    loads_in_flight=loads_in_flight,
   )
   return mover.make_mover(work, interpret)
 

@@ -6,6 +6,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from strata_jax.pallas_kernels.fragment_io import mosaic_gpu
 
+_LOADS_IN_FLIGHT = 8  # device memory wants all that the registers hold
+
 
 def pages_to_layers(
   staging: jax.Array,
@@ -26,6 +28,7 @@ def pages_to_layers(
     count,
     layer=None,
     blocks=blocks,
+    loads_in_flight=_LOADS_IN_FLIGHT,
     sort=False,
     interpret=interpret,
   )
@@ -50,6 +53,7 @@ def layers_to_pages(
     count,
     layer=None,
     blocks=blocks,
+    loads_in_flight=_LOADS_IN_FLIGHT,
     sort=False,
     interpret=interpret,
   )
