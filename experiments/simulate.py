@@ -30,6 +30,10 @@ FLAGS.add_flag("system", str, "strata", f"one of {', '.join(systems.SYSTEMS)}")
 FLAGS.add_flag("policy", str | None, None, "name, FILE.py:NAME or module:NAME for the system's")
 FLAGS.add_flag("page_size", int | None, None, "instead of the system's")
 FLAGS.add_flag("write_policy", str | None, None, "instead of the system's")
+FLAGS.add_flag(
+  "store", str | None, None,
+  "storage below the host, at the profile's cost: any name; without, as the system says",
+)  # fmt: skip
 FLAGS.add_flag("initial_cache", str, "cold", f"one of {', '.join(sim.INITIAL_CACHES)}")
 FLAGS.add(sim.PoolSizes)
 FLAGS.add(
@@ -85,6 +89,7 @@ def main(args: flags.Args) -> None:
     "page_size": system.page_size,
     "device_tokens": cache.device_tokens,
     "host_tokens": cache.host_tokens,
+    "storage": system.storage,
     "initial_cache": args.initial_cache,
     "seed": args.seed,
     **run.summary(slo_ttft_s=args.slo_ttft_s, slo_tpot_s=args.slo_tpot_s),
@@ -113,6 +118,8 @@ def _system(args: flags.Args) -> systems.SystemConfig:
     changes["page_size"] = args.page_size
   if args.write_policy is not None:
     changes["write_policy"] = args.write_policy
+  if args.store is not None and system.storage == "none":
+    changes["storage"] = "private"
   return dataclasses.replace(system, **changes)
 
 

@@ -50,6 +50,7 @@ class SimulatedRun:
   costs: CostModel
   timeline: CostTimeline
   controller: CacheController
+  storage: SimulatedStorage | None = None
 
   def summary(self, **options: Any) -> dict[str, Any]:
     """`metrics.summarize`, with the link's use."""
@@ -59,6 +60,18 @@ class SimulatedRun:
       **metrics.summarize(self.result, token_bytes=int(token_bytes), **options),
       "link_busy_fraction": self.timeline.down.busy_s / elapsed_s if elapsed_s else 0.0,
       "compute_busy_fraction": self.timeline.compute_busy_s / elapsed_s if elapsed_s else 0.0,
+      **({} if self.storage is None else self._storage_summary(self.storage)),
+    }
+
+  def _storage_summary(self, storage: SimulatedStorage) -> dict[str, Any]:
+    stats = self.controller.stats
+    return {
+      "stored_pages": len(storage),
+      "storage_read_bytes": storage.read_bytes,
+      "storage_written_bytes": storage.written_bytes,
+      "prefetched_tokens": stats.prefetched_tokens,
+      "cut_prefetches": stats.cut_prefetches,
+      "shortened_prefetches": stats.shortened_prefetches,
     }
 
 
@@ -202,7 +215,9 @@ def simulate(
     recorder=recorder,
     progress=progress,
   )
-  run = SimulatedRun(result=result, costs=costs, timeline=timeline, controller=controller)
+  run = SimulatedRun(
+    result=result, costs=costs, timeline=timeline, controller=controller, storage=storage
+  )
   if check:
     simulation_checks.check_run(workload, result, timeline, controller)
   return run
