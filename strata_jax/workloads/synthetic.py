@@ -156,7 +156,7 @@ def conversations(shape: ConversationShape, *, seed: int = 0) -> Workload:
   return Workload(name=shape.name, requests=tuple(requests), contexts=contexts)
 
 
-def toolagent(*, requests: int = 2000, rate_rps: float = 4.0, seed: int = 0) -> Workload:
+def toolagent(*, requests: int = 2000, rate_rps: float = 2.0, seed: int = 0) -> Workload:
   """Agents that call the model twice at once: 38 % of requests share >= 6k tokens with another
   request within 1 s; the others share nothing. Published: that share. Arrivals are its own.
   """
