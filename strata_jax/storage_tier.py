@@ -21,7 +21,7 @@ from strata_jax.executors.protocol import (
   StorageWork,
 )
 from strata_jax.radix_tree import Node
-from strata_jax.scheduler.views import PrefetchView
+from strata_jax.scheduler.views import PrefetchView, RequestView
 
 
 class StorageTier:
@@ -44,6 +44,13 @@ class StorageTier:
     """A request starts to wait."""
     self._now_s = now_s
     self._prefetcher.queued(state, now_s)
+
+  def reads_again(self, state: RequestState, view: RequestView) -> bool:
+    """Looks up anew what a waiting request would hit, if it has gone to storage since it came."""
+    if not state.reads_storage or view.prefetch or not self._prefetcher.is_worth_reading(view):
+      return False
+    self._prefetcher.queued(state, self._now_s)
+    return state.prefetch is not None
 
   def left(self, state: RequestState) -> None:
     """A request waits no longer, or is to wait no longer for storage."""

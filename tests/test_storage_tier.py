@@ -548,6 +548,37 @@ def test_a_plan_may_cancel_a_prefetch_without_admitting():
   assert harness.controller.stats.prefetches == 1
 
 
+def test_what_goes_to_storage_while_a_request_waits_is_read_for_it():
+  """It came when nobody had its prompt; another computed it, and memory lost it again."""
+  harness = StorageHarness(device_pages=8, host_pages=6, storage={"held_host_fraction": 1.0})
+  waits = harness.add(prompt(5))
+  harness.settle()
+  assert harness.prefetch(waits) is None
+  harness.run(prompt(5))
+  harness.run(prompt(5, first=500))  # takes its room in both
+  assert harness.prefetch(waits) is not None
+  harness.settle()
+  assert harness.prefetch(waits)[:2] == (16, 16)  # less what was still there
+  harness.prefill(waits)
+  harness.step_done()
+  assert sum(harness.all_hits(waits)) == 20
+
+
+def test_a_look_up_that_finds_less_than_was_written_ends_there():
+  """The store evicted pages that the tree believes in: no look-up follows another for ever."""
+  harness = StorageHarness(device_pages=8, host_pages=6)
+  waits = harness.add(prompt(5))
+  harness.settle()
+  harness.run(prompt(5))
+  harness.store.clear()
+  harness.run(prompt(5, first=500))
+  for _ in range(5):
+    harness.view()
+    harness.settle()
+  assert harness.prefetch(waits) is None
+  assert harness.controller.stats.look_ups <= 5
+
+
 def test_a_preempted_request_is_looked_up_again():
   harness = StorageHarness(store=filled(5), device_pages=8, host_pages=8)
   request_id = harness.add(prompt(5), outputs=3)

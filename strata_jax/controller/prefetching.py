@@ -19,7 +19,7 @@ from strata_jax.executors.protocol import (
   StorageWork,
 )
 from strata_jax.radix_tree import DEVICE, HOST, Node
-from strata_jax.scheduler.views import PrefetchView
+from strata_jax.scheduler.views import PrefetchView, RequestView
 
 
 class Prefetcher:
@@ -73,6 +73,16 @@ class Prefetcher:
     self._tiers.stats.look_ups += 1
     self._asked.append(look_up)
 
+  def is_worth_reading(self, view: RequestView) -> bool:
+    """Whether enough of a request's path is known to be in storage and nowhere else."""
+    tokens = 0
+    for span in view.path:
+      if span.state == "storage":
+        tokens += span.tokens
+      elif span.state not in ("device", "loading", "host"):
+        break
+    return tokens >= self._config.min_prefetch_tokens
+
   def left(self, state: RequestState) -> None:
     """A request waits no longer, or not for storage: nothing more is read for it.
 
@@ -124,6 +134,9 @@ class Prefetcher:
     if state.prefetch is not prefetch:
       return
     found = event.pages * self._tiers.page_size
+    for node in self._nodes(prefetch):
+      if node.end > prefetch.begin + found:  # the store evicted it
+        self._tiers.uncover(node)
     if found < self._config.min_prefetch_tokens:
       state.prefetch = None
       self._changed(prefetch)

@@ -54,6 +54,7 @@ class RequestState:
     "prefetch",
     "progress",
     "prompt_tokens",
+    "reads_storage",
     "request",
     "request_id",
     "root",
@@ -106,6 +107,7 @@ class RequestState:
     self.delayed_end = 0
     self.view: RequestView | None = None  # cached while it waits
     self.prefetch: Prefetch | None = None  # what storage is read for it while it waits
+    self.reads_storage = True  # off once a plan has cancelled its prefetch
 
   @property
   def outputs(self) -> int:

@@ -62,10 +62,15 @@ class WaitingLine:
     if self._views is None:
       for state in self._states:
         if state.view is None:
-          prefetch = None if self._storage is None else self._storage.view(state)
-          state.view = view_builder.waiting_view(state, self._cache, prefetch)
+          state.view = self._make_view(state)
+          if self._storage is not None and self._storage.reads_again(state, state.view):
+            state.view = self._make_view(state)
       self._views = tuple([state.view for state in self._states if state.view is not None])
     return self._views
+
+  def _make_view(self, state: RequestState) -> RequestView:
+    prefetch = None if self._storage is None else self._storage.view(state)
+    return view_builder.waiting_view(state, self._cache, prefetch)
 
   def note(self, plan: StepPlan) -> None:
     """Counts the rounds of those who were deferred, postponed or passed over."""
@@ -75,6 +80,7 @@ class WaitingLine:
     for request_id in plan.cancel_prefetch:  # of those that were not admitted
       if self._storage is not None and (state := states.get(request_id)) is not None:
         self._storage.left(state)
+        state.reads_storage = False
         self.changed(state)
     for deferred in plan.deferred:
       if (state := states.get(deferred.request_id)) is not None:

