@@ -83,8 +83,8 @@ def measure_cpu(config: InterferenceConfig) -> dict[str, Any]:
 
 def measure_gpu(config: InterferenceConfig) -> dict[str, Any]:
   """All rows, with the ceiling of the same run."""
-  side = cuda_copies.SideStream()
-  ceiling = io_bench.dma_ceilings(side)[0]
+  sides = (cuda_copies.SideStream(), cuda_copies.SideStream())
+  ceiling = io_bench.dma_ceilings(sides[0])[0]
   run_folder.say(f"one large DMA, load: {ceiling:.1f} GB/s")
   pools = io_bench.make_pools(
     io_bench.fragments_of(4096),
@@ -107,7 +107,7 @@ def measure_gpu(config: InterferenceConfig) -> dict[str, Any]:
       found["kernel", blocks] = found.get(("kernel", blocks), {}) | _measured(name, effect)
       run_folder.say(f"{name}, kernel, {blocks} blocks: {found['kernel', blocks]}")
     key = ("copy_engine", 0)
-    found[key] = found.get(key, {}) | _measured(name, beside.copy_engine(stack, side))
+    found[key] = found.get(key, {}) | _measured(name, beside.copy_engine(stack, sides))
     run_folder.say(f"{name}, copy engine: {found[key]}")
     del stack
   rows = [

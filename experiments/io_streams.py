@@ -1,6 +1,7 @@
 """Compute with a load beside it, and how long both take."""
 
 import dataclasses
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from strata_jax.tiers import cuda_copies
 _SHORT, _LONG = 0.4, 1.3  # length of the load, of that of the compute; its start may be late
 _CALLS = 4  # programs between two waits
 _PAGE_BYTES = 128 << 10
+_BATCH_PAGES = 512  # of one cudaMemcpyBatchAsync, 64 MiB
+_SETTLE_S = 0.02
 _CALLS_INLINED = {
   "jit": "jaxpr",
   "custom_jvp_call": "call_jaxpr",
@@ -72,7 +75,7 @@ class LoadBeside:
 
     load_only = jax.jit(load, donate_argnums=1)
     both = jax.jit(
-      _on_two_streams(load, stack.run),
+      on_two_streams(load, stack.run),
       donate_argnums=1,
       compiler_options={"xla_gpu_enable_command_buffer": ""},
     )
@@ -119,38 +122,31 @@ class LoadBeside:
       alone_gbps=rate * page_bytes / io_bench.GB,
     )
 
-  def copy_engine(self, stack: Stack, side: cuda_copies.SideStream) -> Effect:
-    """Compute by JAX, whole pages by the driver on a stream of its own."""
+  def copy_engine(self, stack: Stack, sides: Sequence[cuda_copies.SideStream]) -> Effect:
+    """Compute by JAX; whole pages by the driver, on other streams, for as long as that takes."""
     run = jax.jit(stack.run)
     compute = lambda: run(stack.activations, stack.arrays)
     pages = self._device.nbytes // _PAGE_BYTES
-    order = np.random.default_rng(0)
-    copies = cuda_copies.Copies(
-      targets=cuda_copies.addresses(
-        self._device.unsafe_buffer_pointer(), order.permutation(pages), _PAGE_BYTES
-      ),
-      sources=cuda_copies.addresses(
-        self._pools.host.unsafe_buffer_pointer(), order.permutation(pages), _PAGE_BYTES
-      ),
-      size_bytes=_PAGE_BYTES,
-    )
-    submit = lambda: cuda_copies.submit_batch(copies, side.stream)
-    copy_bytes = pages * _PAGE_BYTES
-    alone_gbps = copy_bytes / io_bench.seconds_on_stream(submit, side) / io_bench.GB
+    rng = np.random.default_rng(0)
+    places = [
+      cuda_copies.addresses(pool.unsafe_buffer_pointer(), rng.permutation(pages), _PAGE_BYTES)
+      for pool in (self._device, self._pools.host)
+    ]
+    batches = [
+      cuda_copies.Copies(targets=targets, sources=sources, size_bytes=_PAGE_BYTES)
+      for targets, sources in zip(
+        *(np.array_split(part, max(1, pages // _BATCH_PAGES)) for part in places), strict=True
+      )
+    ]
     compute_s = _seconds(compute, 2)
-    calls = max(1, int(0.7 * copy_bytes / alone_gbps / io_bench.GB / compute_s))
+    calls = max(_CALLS, int(0.1 / compute_s))
+    _, alone_gbps = while_copying(lambda: time.sleep(0.2), batches, sides)
     alone, together, rates = [], [], []
     for _ in range(self._rounds):
       alone.append(_once(compute, calls))
-      started_s = time.perf_counter()
-      submitter = threading.Thread(target=submit)  # CUDA's queue is shorter than the batch
-      submitter.start()
-      together.append(_once(compute, calls))
-      if not submitter.is_alive() and side.idle():
-        raise RuntimeError("the copies ended before the compute beside them")
-      submitter.join()
-      side.synchronize()
-      rates.append(copy_bytes / (time.perf_counter() - started_s) / io_bench.GB)
+      seconds, gbps = while_copying(lambda: _once(compute, calls), batches, sides)
+      together.append(seconds)
+      rates.append(gbps)
     base = float(np.median(alone))
     return Effect(
       compute_s=base,
@@ -163,7 +159,43 @@ class LoadBeside:
     return max(1, min(self._pools.pages, int(pages)))
 
 
-def _on_two_streams(load: Callable, run: Callable) -> Callable:
+def while_copying[T](
+  work: Callable[[], T],
+  batches: Sequence[cuda_copies.Copies],
+  sides: Sequence[cuda_copies.SideStream],
+) -> tuple[T, float]:
+  """Runs `work` while batches are copied over and over. Returns its result and GB/s copied.
+
+  Two streams take turns, so that one batch runs while the next waits: more in CUDA's queue would
+  hold up the launches of the work, too.
+  """
+  stop = threading.Event()
+  copied = [0]
+
+  def copy() -> None:
+    for number in itertools.count():
+      side, copies = sides[number % len(sides)], batches[number % len(batches)]
+      side.synchronize()
+      if stop.is_set():
+        break
+      cuda_copies.submit_batch(copies, side.stream)
+      copied[0] += copies.targets.size * copies.size_bytes
+    for side in sides:
+      side.synchronize()
+
+  copier = threading.Thread(target=copy)
+  started_s = time.perf_counter()
+  copier.start()
+  try:
+    time.sleep(_SETTLE_S)
+    result = work()
+  finally:
+    stop.set()
+    copier.join()
+  return result, copied[0] / (time.perf_counter() - started_s) / io_bench.GB
+
+
+def on_two_streams(load: Callable, run: Callable) -> Callable:
   """One program with two regions that become ready together and are awaited together."""
 
   def both(host, pool, here, there, count, x, arrays):
@@ -179,13 +211,13 @@ def _on_two_streams(load: Callable, run: Callable) -> Callable:
 def _region(function: Callable, number: int) -> Callable:
   """`function` on stream `number`."""
   return compute_on(
-    _without_calls(function),
+    without_calls(function),
     compute_type=f"gpu_stream:{number}",
     out_memory_spaces=jax.memory.Space.Device,
   )
 
 
-def _without_calls(function: Callable) -> Callable:
+def without_calls(function: Callable) -> Callable:
   """`function` with all inner `jax.jit` inlined: XLA finds no stream for a call in a region."""
 
   def inlined(*args):

@@ -133,11 +133,6 @@ class SideStream:
     self._call("cudaEventRecord", self._join, self.stream)
     self._call("cudaStreamWaitEvent", stream, self._join, 0)
 
-  def idle(self) -> bool:
-    """Whether all that was submitted has finished."""
-    (code,) = self._runtime.cudaStreamQuery(self.stream)
-    return code == self._runtime.cudaError_t.cudaSuccess
-
   def synchronize(self) -> None:
     self._call("cudaStreamSynchronize", self.stream)
 

@@ -25,6 +25,9 @@ class SideStream:
   def gate(self, stream: int) -> None:
     del stream
 
+  def synchronize(self) -> None:
+    pass
+
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
   """Puts the stand-ins in the place of the driver."""
