@@ -112,8 +112,8 @@ CLAIMS: tuple[Claim, ...] = (
     differs=_LIST,
   ),
   _order("adjacent order: deferral", 0.42, "adjacent", "all", "all but deferral",
-         "from a cold cache; all systems here prefill in chunks of 8,192 tokens and look every chunk"
-         " up again, so that twins of a long prompt mostly come after it even without deferral"),
+         "from a cold cache; all systems here prefill in chunks of 8,192 tokens and look every"
+         " chunk up again, so that twins of a long prompt mostly hit it without deferral too"),
   _order("shuffled order: I/O", 0.76, "shuffled", "all", "all scheduling, no io"),
   _order("spread order: I/O", 0.95, "spread", "all", "all scheduling, no io"),
   _order("shuffled order: balance", 0.11, "shuffled", "all", "all but balance"),
