@@ -12,6 +12,7 @@ from tests.pallas_kernels import lowering
 from tests.tiers import cpu_driver
 
 
+@pytest.mark.slow
 def test_a_run_on_a_cpu_measures_the_baseline_and_says_so(tmp_path, capsys):
   io_interference.main(io_interference.FLAGS.parse([f"--out={tmp_path}"]))
   captured = capsys.readouterr()
@@ -29,6 +30,7 @@ def test_impossible_flags_are_refused(tmp_path, argument):
     io_interference.main(io_interference.FLAGS.parse([f"--out={tmp_path}", argument]))
 
 
+@pytest.mark.slow
 def test_decode_is_attention_over_the_whole_context():
   """A layer whose attention output alone remains equals plain softmax attention."""
   shape = io_layers.Shape(model_dim=32, heads=4, kv_heads=2, head_dim=8, mlp_dim=16)
