@@ -189,35 +189,62 @@ def test_config_out_of_range_is_refused(field, value):
 def test_every_arg_spec_moves_the_right_bytes_on_a_gpu(name):
   """100 random lists each, both directions; neighbours of written pages count, too."""
   page_layout = ARG_SPECS[name]
-  rng = np.random.default_rng(3)
-  pages, bucket, pinned = 20, 8, _pinned()
   sort = page_layout.page_size in (1, 32)
   config = api.FragmentIoConfig(sort_from=0 if sort else 1024, sort_below_bytes=1 << 30)
-  load = jax.jit(lambda *args: api.load_fragments(*args, config=config), donate_argnums=1)
+  assert _wrong_bytes(page_layout, config, "mosaic_gpu") == 0
+
+
+def test_the_comparison_of_bytes_finds_what_is_wrong(monkeypatch):
+  """The check that runs on a GPU, here with the reference: right, and one that drops a page."""
+  config = api.FragmentIoConfig()
+  assert _wrong_bytes(SMALL, config, "reference", lists=5) == 0
+  load = reference.load
+  monkeypatch.setattr(reference, "load", lambda *args: load(*args[:4], args[4] - 1))
+  assert _wrong_bytes(SMALL, config, "reference", lists=5) > 0
+
+
+def _wrong_bytes(page_layout, config, implementation, lists: int = 100) -> int:
+  """How many values differ from twins in device memory that are page-first on both sides."""
+  rng = np.random.default_rng(3)
+  pages, bucket = 20, 8
+  pinned = _pinned()
+  how = {"config": config, "implementation": implementation}
+  load = jax.jit(lambda *args: api.load_fragments(*args, **how), donate_argnums=1)
   store = jax.jit(
-    lambda *args: api.store_fragments(*args, config=config), donate_argnums=1, out_shardings=pinned
+    lambda *args: api.store_fragments(*args, **how), donate_argnums=1, out_shardings=pinned
   )
-  expect_load = jax.jit(reference.load_layer, donate_argnums=1)
-  expect_store = jax.jit(_expect_store_layer, donate_argnums=1)
-  differences = jax.jit(lambda got, want: jnp.sum(got != want))
   host_twin, device = moves.random_pools(rng, page_layout, pages, pages)
-  host, device_twin = jax.device_put(host_twin, pinned), [jnp.copy(pool) for pool in device]
+  device_twin = jnp.stack(device, axis=1)
+  host = jax.device_put(host_twin, pinned)
   wrong = []
-  for number in range(100):
+  for number in range(lists):
     count = {0: 0, 1: bucket}.get(number)  # an empty list, a full bucket, then any
-    lists = moves.random_lists(rng, bucket, pages, pages, count)
-    args = jnp.asarray(lists.reads), jnp.asarray(lists.writes), jnp.int32(lists.count)
+    args = _on_device(moves.random_lists(rng, bucket, pages, pages, count))
     device = load(host, device, *args)
-    for layer, pool in enumerate(device):
-      device_twin[layer] = expect_load(host_twin, device_twin[layer], jnp.int32(layer), *args)
-      wrong.append(differences(pool, device_twin[layer]))
-    lists = moves.random_lists(rng, bucket, pages, pages, count)
-    args = jnp.asarray(lists.reads), jnp.asarray(lists.writes), jnp.int32(lists.count)
+    device_twin = _move_pages(host_twin, device_twin, *args)
+    wrong.append(_differences(device, device_twin))
+    args = _on_device(moves.random_lists(rng, bucket, pages, pages, count))
     host = store(device, host, *args)
-    for layer, pool in enumerate(device_twin):
-      host_twin = expect_store(pool, host_twin, jnp.int32(layer), *args)
-    wrong.append(differences(jax.device_put(host, host_twin.sharding), host_twin))
-  assert sum(int(count) for count in wrong) == 0
+    host_twin = _move_pages(device_twin, host_twin, *args)
+    wrong.append(_differences(jax.device_put(host, host_twin.sharding), host_twin))
+  return sum(int(number) for number in wrong)
+
+
+def _on_device(lists: moves.Lists):
+  return jnp.asarray(lists.reads), jnp.asarray(lists.writes), jnp.int32(lists.count)
+
+
+@jax.jit
+def _move_pages(source, target, reads, writes, count):
+  valid = jnp.arange(reads.shape[0]) < count
+  fragments = source[jnp.where(valid, reads, 0)]
+  return target.at[jnp.where(valid, writes, target.shape[0])].set(fragments, mode="drop")
+
+
+@jax.jit
+def _differences(got, twin):
+  pages = jnp.stack(got, axis=1) if isinstance(got, tuple) else got
+  return jnp.sum(pages != twin)
 
 
 @pytest.mark.gpu
@@ -256,13 +283,6 @@ def test_pools_above_2_to_the_31_elements_on_a_gpu():
   host = store(device, host, one(last), one(last - 1), jnp.int32(1))
   (pool,) = load(host, device, one(last - 1), one(last - 2), jnp.int32(1))
   assert np.asarray(pool[last - 3 :, 0, 0, 0, 0]).tolist() == [0, 3, 0, 3]
-
-
-def _expect_store_layer(pool, host_twin, layer, reads, writes, count):
-  valid = jnp.arange(reads.shape[0]) < count
-  fragments = pool[jnp.where(valid, reads, 0)]
-  targets = jnp.where(valid, writes, host_twin.shape[0])
-  return host_twin.at[targets, layer].set(fragments, mode="drop")
 
 
 def _pinned():
