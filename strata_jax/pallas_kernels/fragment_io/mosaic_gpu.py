@@ -100,6 +100,7 @@ def by_host_slot(
   Address translation is what limits one SM: neighbours in host memory share its page tables.
   """
   valid = jnp.arange(host_slots.shape[0]) < count
-  keys = jnp.where(valid, host_slots, jnp.int32(2**31 - 1))
+  # No jnp.where: as an inner jit it cannot be in a region with a stream of its own.
+  keys = lax.select(valid, host_slots, jnp.full_like(host_slots, 2**31 - 1))
   host_slots, device_slots = lax.sort((keys, device_slots), num_keys=1, is_stable=False)
   return host_slots, device_slots
