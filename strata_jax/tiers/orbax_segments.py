@@ -14,6 +14,7 @@ segment another process took away reads a miss, or reads the page from where it 
 
 import logging
 import os
+import queue
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -87,7 +88,8 @@ class OrbaxSegments:
     if self._folder.writable:
       self.stats["swept_leftovers"] = self._folder.sweep()
     self._refresh(force=True)
-    self._saver: SegmentSaver | None = None
+    self._savers: queue.SimpleQueue[SegmentSaver] = queue.SimpleQueue()  # not in use
+    self._incoming_bytes = 0  # of segments that are being saved
     self._readers = ThreadPoolExecutor(read_threads, thread_name_prefix="segment-reads")
     self._read_threads = read_threads
     self._staging = Staging(
@@ -304,16 +306,19 @@ class OrbaxSegments:
   ) -> Segment:
     """Commits a segment of `pages`, with as many keys and checksums from the start."""
     keys, checksums = keys[: len(pages)].copy(), checksums[: len(pages)].copy()
-    index_bytes = len(pages) * (page_keys.KEY_BYTES + 8)
-    self._make_room(pages.nbytes + index_bytes + _OVERHEAD_BYTES + spare_bytes)
+    size_bytes = pages.nbytes + len(pages) * (page_keys.KEY_BYTES + 8) + _OVERHEAD_BYTES
+    self._make_room(size_bytes, spare_bytes)
     named = checksums ^ page_checksum.names(keys)
     index = encode_index(self._index.namespace, self.page_bytes, keys, named)
-    path = self._folder.new_path()
-    if self._saver is None:
-      self._saver = SegmentSaver()
+    with self._lock:
+      path = self._folder.new_path()
+    try:
+      saver = self._savers.get_nowait()
+    except queue.Empty:
+      saver = SegmentSaver()
     try:
       metadata = {"fingerprint": self._fingerprint, "page_bytes": self.page_bytes}
-      self._saver.save(path, pages, index, metadata)
+      saver.save(path, pages, index, metadata)
       self._folder.sync()
       now_s = time.time()
       segment = Segment(
@@ -324,19 +329,24 @@ class OrbaxSegments:
     except OSError:
       self._folder.discard_unfinished(path)
       raise
+    finally:
+      self._savers.put(saver)
+      with self._lock:
+        self._incoming_bytes -= size_bytes
     with self._lock:  # a look at the folder may have found it already
       if segment.name not in self._index.segments:
         self._index.add(segment)
       return self._index.segments[segment.name]
 
-  def _make_room(self, size_bytes: int) -> None:
-    """Evicts whole segments, the least recently used first, until `size_bytes` more fit."""
-    if self._capacity_bytes is None:
-      return
-    while True:
+  def _make_room(self, size_bytes: int, spare_bytes: int) -> None:
+    """Takes room for `size_bytes`, with some spare: evicts segments, least recently used first."""
+    with self._lock:
+      self._incoming_bytes += size_bytes
+    while self._capacity_bytes is not None:
       with self._lock:
+        taken = self._index.bytes + self._incoming_bytes + spare_bytes
         victim = self._index.oldest()
-        if victim is None or self._index.bytes + size_bytes <= self._capacity_bytes:
+        if victim is None or taken <= self._capacity_bytes:
           return
         if victim.used_elsewhere():
           continue
@@ -451,7 +461,6 @@ class OrbaxSegments:
   def close(self) -> None:
     self._staging.close()
     self._readers.shutdown()
-    if self._saver is not None:
-      self._saver.close()
-      self._saver = None
+    while not self._savers.empty():
+      self._savers.get().close()
     self._folder.close()

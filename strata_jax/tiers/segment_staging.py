@@ -1,7 +1,9 @@
 """Pages that were handed over and wait to become a segment."""
 
+import contextlib
 import errno
 import logging
+import mmap
 import queue
 import threading
 import time
@@ -15,6 +17,14 @@ from strata_jax.tiers import page_checksum
 
 _COPY_BYTES = 1 << 20  # copied and hashed while it is in the processor's cache
 log = logging.getLogger(__name__)
+
+
+def _memory(pages: int, page_bytes: int) -> np.ndarray:
+  """Fresh memory, uint8 [pages, page_bytes]; the system gives large pages of it faster."""
+  memory = mmap.mmap(-1, pages * page_bytes)
+  with contextlib.suppress(OSError, AttributeError):  # a system without them
+    memory.madvise(mmap.MADV_HUGEPAGE)
+  return np.frombuffer(memory, np.uint8).reshape(pages, page_bytes)
 
 
 class Durable:
@@ -102,9 +112,10 @@ class Batch:
 
 
 class Staging:
-  """Fills batches from any thread and commits them, full or old enough, in one thread.
+  """Fills batches from any thread and commits them, full or old enough, in threads of its own.
 
-  `lock` guards what `find` reads; commits run without it.
+  Several commits at once: one waits for the disk while another copies. `lock` guards what `find`
+  reads; commits run without it.
   """
 
   def __init__(
@@ -117,7 +128,7 @@ class Staging:
     is_durable: Callable[[bytes], bool],
     commit: Callable[[Batch], None],
     idle: Callable[[], None],
-    buffers: int = 2,
+    committers: int = 2,
   ):
     self._page_bytes = page_bytes
     self._batch_pages = batch_pages
@@ -131,9 +142,10 @@ class Staging:
     self._pending: list[Batch] = []  # all that `find` looks at, the open one too
     self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
     self._free: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
-    for _ in range(buffers):
+    for _ in range(committers + 1):
       self._free.put(None)  # memory is taken when it is needed first
-    self._thread: threading.Thread | None = None
+    self._committers = committers
+    self._threads: list[threading.Thread] = []
     self._closed = False
 
   @property
@@ -189,14 +201,15 @@ class Staging:
   def _new_batch(self) -> Batch:
     buffer = self._free.get()
     if buffer is None:
-      buffer = np.empty((self._batch_pages, self._page_bytes), np.uint8)
+      buffer = _memory(self._batch_pages, self._page_bytes)
     batch = Batch(buffer)
     with self._lock:
       self._open = batch
       self._pending.append(batch)
-    if self._thread is None:
-      self._thread = threading.Thread(target=self._run, name="segments", daemon=True)
-      self._thread.start()
+    if len(self._threads) < self._committers:  # one more a batch: most stores need one only
+      thread = threading.Thread(target=self._run, name="segments", daemon=True)
+      self._threads.append(thread)
+      thread.start()
     return batch
 
   def _send(self) -> None:
@@ -219,9 +232,10 @@ class Staging:
     self.flush()
     with self._filling:
       self._closed = True
-      thread, self._thread = self._thread, None
-    if thread is not None:
+      threads, self._threads = self._threads, []
+    for _ in threads:
       self._queue.put(None)
+    for thread in threads:
       thread.join()
 
   def _run(self) -> None:
