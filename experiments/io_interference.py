@@ -3,9 +3,10 @@
   python -m experiments.io_interference
 
 Runs layers of Llama-3.1-8B's shapes, once as prefill of a prompt and once as decode of a batch,
-alone and while fragments of 4 KiB are loaded from random places: by the kernel with some numbers of
-blocks, in one program on two streams, and by the copy engine with pages of 128 KiB. A slowdown of
-0.03 means that compute takes 3 % longer for as long as the load runs.
+alone and while KV is loaded from random places: fragments of 4 KiB by the kernel with some numbers
+of blocks, in one program on two streams; whole pages of 128 KiB (one token of Llama-3.1-8B) and
+2 MiB (16 tokens) by the copy engine. A slowdown of 0.03 means that compute takes 3 % longer for as
+long as the load runs.
 
 Per number of blocks a short load is hidden within the compute, which gives the slowdown:
 (time of both - time of compute alone) / time of the load alone. A long load outlasts the compute;
@@ -31,6 +32,7 @@ class InterferenceConfig:
   """What runs beside what."""
 
   blocks: tuple[int, ...] = (1, 2, 4, 8, 16)  # thread blocks of the kernel
+  copy_page_kib: tuple[int, ...] = (128, 2048)  # whole pages moved by the copy engine
   prefill_tokens: int = 8192  # tokens of the prompt
   prefill_layers: int = 4  # layers of the prefill stack
   decode_batch: int = 32  # sequences
@@ -42,11 +44,14 @@ class InterferenceConfig:
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
-      if field.name not in ("blocks", "seed"):
+      if field.name not in ("blocks", "copy_page_kib", "seed"):
         validation.check_int(self, field.name, minimum=1)
     for blocks in self.blocks:
       if blocks < 1:
         validation.fail(self, "blocks", "integers >= 1", blocks)
+    for kib in self.copy_page_kib:
+      if kib < 1:
+        validation.fail(self, "copy_page_kib", "integers >= 1", kib)
 
 
 FLAGS = flags.FlagSet("Measures what fragment I/O costs the compute beside it.")
@@ -106,9 +111,11 @@ def measure_gpu(config: InterferenceConfig) -> dict[str, Any]:
       effect = beside.kernel(stack, blocks)
       found["kernel", blocks] = found.get(("kernel", blocks), {}) | _measured(name, effect)
       run_folder.say(f"{name}, kernel, {blocks} blocks: {found['kernel', blocks]}")
-    key = ("copy_engine", 0)
-    found[key] = found.get(key, {}) | _measured(name, beside.copy_engine(stack, sides))
-    run_folder.say(f"{name}, copy engine: {found[key]}")
+    for kib in config.copy_page_kib:
+      key = ("copy_engine", kib << 10)
+      effect = beside.copy_engine(stack, sides, kib << 10)
+      found[key] = found.get(key, {}) | _measured(name, effect)
+      run_folder.say(f"{name}, copy engine, pages of {kib} KiB: {found[key]}")
     del stack
   rows = [
     {
@@ -119,9 +126,10 @@ def measure_gpu(config: InterferenceConfig) -> dict[str, Any]:
       "decode_slowdown": 0.0,
     }
   ]
-  for (backend, blocks), values in found.items():
+  for (backend, number), values in found.items():
     gbps = min(values["prefill_gbps"], values["decode_gbps"])
-    rows.append({"backend": backend, "blocks": blocks, "gbps": gbps} | values)
+    size = {"blocks": number} if backend == "kernel" else {"blocks": 0, "page_bytes": number}
+    rows.append({"backend": backend, **size, "gbps": gbps} | values)
   return {
     "device_kind": run_folder.device_kind(),
     "ceiling_load_gbps": ceiling,

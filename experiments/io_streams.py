@@ -21,8 +21,7 @@ from strata_jax.tiers import cuda_copies
 
 _SHORT, _LONG = 0.4, 1.3  # length of the load, of that of the compute; its start may be late
 _CALLS = 4  # programs between two waits
-_PAGE_BYTES = 128 << 10
-_BATCH_PAGES = 512  # of one cudaMemcpyBatchAsync, 64 MiB
+_BATCH_BYTES = 64 << 20  # of one cudaMemcpyBatchAsync
 _SETTLE_S = 0.02
 _CALLS_INLINED = {
   "jit": "jaxpr",
@@ -122,20 +121,23 @@ class LoadBeside:
       alone_gbps=rate * page_bytes / io_bench.GB,
     )
 
-  def copy_engine(self, stack: Stack, sides: Sequence[cuda_copies.SideStream]) -> Effect:
+  def copy_engine(
+    self, stack: Stack, sides: Sequence[cuda_copies.SideStream], page_bytes: int
+  ) -> Effect:
     """Compute by JAX; whole pages by the driver, on other streams, for as long as that takes."""
     run = jax.jit(stack.run)
     compute = lambda: run(stack.activations, stack.arrays)
-    pages = self._device.nbytes // _PAGE_BYTES
+    pages = self._device.nbytes // page_bytes
     rng = np.random.default_rng(0)
     places = [
-      cuda_copies.addresses(pool.unsafe_buffer_pointer(), rng.permutation(pages), _PAGE_BYTES)
+      cuda_copies.addresses(pool.unsafe_buffer_pointer(), rng.permutation(pages), page_bytes)
       for pool in (self._device, self._pools.host)
     ]
     batches = [
-      cuda_copies.Copies(targets=targets, sources=sources, size_bytes=_PAGE_BYTES)
+      cuda_copies.Copies(targets=targets, sources=sources, size_bytes=page_bytes)
       for targets, sources in zip(
-        *(np.array_split(part, max(1, pages // _BATCH_PAGES)) for part in places), strict=True
+        *(np.array_split(part, max(1, pages * page_bytes // _BATCH_BYTES)) for part in places),
+        strict=True,
       )
     ]
     compute_s = _seconds(compute, 2)
