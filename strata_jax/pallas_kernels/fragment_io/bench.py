@@ -15,6 +15,7 @@ def measure(
   host_pages: int,
   pages: int,
   config: api.FragmentIoConfig | None = None,
+  implementation: api.Implementation = "mosaic_gpu",
   seed: int = 0,
 ) -> dict[str, float]:
   """GB/s of whole pages at random slots.
@@ -24,6 +25,7 @@ def measure(
     host_pages: size of the host pool.
     pages: pages a call, all distinct; also the size of the device pool.
     config: how the kernel runs.
+    implementation: the kernel, or plain jnp on a CPU.
     seed: of the slots.
 
   Returns:
@@ -38,9 +40,10 @@ def measure(
   here = jnp.asarray(rng.permutation(host_pages)[:pages].astype(np.int32))
   there = jnp.asarray(rng.permutation(pages).astype(np.int32))
   count = jnp.int32(pages)
-  run_load = jax.jit(lambda *args: api.load_fragments(*args, config=config), donate_argnums=1)
+  how = {"config": config, "implementation": implementation}
+  run_load = jax.jit(lambda *args: api.load_fragments(*args, **how), donate_argnums=1)
   run_store = jax.jit(
-    lambda *args: api.store_fragments(*args, config=config), donate_argnums=1, out_shardings=pinned
+    lambda *args: api.store_fragments(*args, **how), donate_argnums=1, out_shardings=pinned
   )
   host = make_host()
   device = tuple(

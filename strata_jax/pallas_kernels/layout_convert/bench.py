@@ -21,6 +21,7 @@ def measure(
   *,
   pages: int,
   blocks: int = api.DEFAULT_BLOCKS,
+  implementation: api.Implementation = "mosaic_gpu",
   seed: int = 0,
 ) -> dict[str, float]:
   """GB/s, bytes read plus bytes written, of `pages` pages to and from random slots.
@@ -35,8 +36,9 @@ def measure(
   device = tuple(
     jnp.zeros(page_layout.device_shape(pages), dtype) for _ in range(page_layout.num_layers)
   )
-  run_there = jax.jit(lambda *args: api.pages_to_layers(*args, blocks=blocks), donate_argnums=1)
-  run_back = jax.jit(lambda *args: api.layers_to_pages(*args, blocks=blocks), donate_argnums=1)
+  how = {"blocks": blocks, "implementation": implementation}
+  run_there = jax.jit(lambda *args: api.pages_to_layers(*args, **how), donate_argnums=1)
+  run_back = jax.jit(lambda *args: api.layers_to_pages(*args, **how), donate_argnums=1)
 
   def there():
     nonlocal device
