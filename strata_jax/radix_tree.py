@@ -321,7 +321,7 @@ class HiRadixTree:
     node.end += len(tokens) - len(node.tokens)
     node.tokens = tokens
     node.slots[DEVICE] = slots
-    node.prefix_hash = None
+    node.prefix_hash = node.storage_key = None
     self.changed(node)
 
   def end_growth(self, node: Node) -> None:

@@ -1,9 +1,10 @@
 """A small real server with a storage tier, for tests; also run as a process of its own.
 
-  python -m tests.storage_server PAGE_SIZE URL...
+  python -m tests.storage_server < JOB
 
-serves the goldens of stories260K from each store, waiting for storage, and prints a JSON list: for
-each URL the outputs and hits of every request.
+JOB is a JSON object: `weights`, `page_size`, `urls`, `goldens` with `prompt_ids` and `greedy_ids`.
+Serves the goldens from each store, waiting for storage, and prints a JSON list: for each URL the
+outputs and hits of every request.
 """
 
 import json
@@ -21,7 +22,6 @@ from strata_jax.scheduler.config import SchedulerConfig
 from strata_jax.scheduler.policies import make_policy
 from strata_jax.tiers import page_store
 from strata_jax.workloads.request import Request
-from tests.shared_data import ROOT
 
 SERVING = ServingConfig(requests_in_flight=4, running_requests=4, batch_requests=4, step_tokens=128)
 
@@ -115,9 +115,8 @@ def outputs_of(result) -> list[list[int]]:
   return [record.output_ids for record in result.requests]
 
 
-def main(page_size: int, urls: list[str]) -> None:
-  goldens = json.loads((ROOT / "stories260K" / "golden.json").read_text())
-  server = StorageServer(str(ROOT / "stories260K"), page_size)
+def main(weights: str, page_size: int, urls: list[str], goldens: list[dict]) -> None:
+  server = StorageServer(weights, page_size)
   answers = []
   for url in urls:
     store = server.open_store(url)
@@ -138,4 +137,4 @@ def main(page_size: int, urls: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  main(int(sys.argv[1]), sys.argv[2:])
+  main(**json.load(sys.stdin))

@@ -122,6 +122,8 @@ class Prefetcher:
         if room <= 0:
           return started
         read = self._read(prefetch, room)
+        if read is None and prefetch.next < prefetch.end:
+          return started  # others hold the room; who came later waits as well
         if read is None:
           break
         started.append(read)
