@@ -184,6 +184,13 @@ def test_case_17_what_does_not_fit_is_refused_and_blocks_nobody():
   assert run.records[0].row()["ttft_s"] is None
 
 
+@pytest.mark.parametrize("policy", ["strata", "fcfs", "dedup"])
+def test_case_17_a_request_that_just_fits_is_served(policy):
+  # 253 + 4 tokens with KV of all but the last: 64 pages.
+  requests = [_request(0, _tokens(253), max_new_tokens=4), _request(1, _tokens(20, seed=1))]
+  _Run(requests, policy=policy).check_outputs(requests)
+
+
 def test_case_28_aborts_at_random_moments_leave_nothing_behind():
   rng = np.random.default_rng(0)
   requests = [

@@ -30,7 +30,7 @@ def waiting_view(
     arrival_s=state.arrival_s,
     path=path,
     tail_tokens=state.prompt_tokens - state.cap_tokens,
-    output_reserve_tokens=max(state.max_length - state.length, 0),
+    output_reserve_tokens=max(state.max_length - state.length - 1, 0),  # the last has no KV
     computed_tokens=state.computed_tokens,
     deferrals=state.deferrals,
     postponements=state.postponements,

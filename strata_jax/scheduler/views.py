@@ -51,7 +51,7 @@ class RequestView:
   arrival_s: float
   path: tuple[Span, ...]
   tail_tokens: int
-  output_reserve_tokens: int  # room to keep for its output when it is admitted
+  output_reserve_tokens: int  # room for the KV of its output, to keep when it is admitted
   computed_tokens: int = 0  # computed for it before a preemption
   deferrals: int = 0  # rounds deferred without progress of the producer waited for
   postponements: int = 0
