@@ -74,7 +74,7 @@ def refuse_impossible(round_: Round, candidate: Candidate) -> bool:
     return False
   pages = pages_of(tokens, round_.page_size)
   reason = f"needs {pages} device pages of {capacity}"
-  round_.refused.append(Refused(candidate.request_id, reason))
+  round_.refused[candidate.request_id] = Refused(candidate.request_id, reason)
   return True
 
 

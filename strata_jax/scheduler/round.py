@@ -111,7 +111,7 @@ class Round:
     self.bundled: list[int] = []
     self.deferred: dict[int, views.Deferred] = {}
     self.postponed: list[int] = []
-    self.refused: list[views.Refused] = []
+    self.refused: dict[int, views.Refused] = {}
     self.cancel_prefetch: list[int] = []
     self.held: set[int] = set()  # wait for their prefetch
     self.park: tuple[int, ...] = ()
@@ -266,7 +266,7 @@ class Round:
       postponed=tuple(self.postponed),
       bypassed=self._bypassed(),
       bundled=tuple(self.bundled),
-      refused=tuple(self.refused),
+      refused=tuple(self.refused.values()),
       wake_at_s=self.wake_at_s,
     )
 
@@ -278,7 +278,7 @@ class Round:
     if self._last_arrived < 1:
       return ()
     counted = self.chosen | self.deferred.keys() | self.held
-    counted.update(self.postponed, (request_id for request_id, _ in self.refused))
+    counted.update(self.postponed, self.refused)
     waits, last_loading = self.window_waits, self._last_loading
     earlier: Sequence[views.RequestView] = self.view.waiting[: self._last_arrived]
     return tuple(

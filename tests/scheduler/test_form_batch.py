@@ -52,6 +52,14 @@ def test_urgent_skips_the_ratio():
   assert admitted(schedule(one, STRATA)) == [1, 0]
 
 
+def test_a_bundle_hit_that_can_never_fit_is_refused_once():
+  one = view(
+    waits(0, (1, 500, "host"), tail=10), waits(1, (1, 500, "host"), tail=900), capacity_pages=1_000,
+  )  # fmt: skip
+  plan = schedule(one, STRATA)
+  assert (admitted(plan), [request_id for request_id, _ in plan.refused]) == ([0], [1])
+
+
 def test_bundle_hits_join_behind_the_one_that_loads():
   one = view(
     waits(0, (1, 20_000, "host"), tail=300),
