@@ -69,7 +69,7 @@ FLAGS = make_flags("Serves requests on a model with a tiered KV cache.", "runs/s
 
 
 def main(args: flags.Args) -> int:
-  """Runs the experiment. Returns 1 when outputs differ that must be identical."""
+  """Runs the experiment. Returns 1 when outputs differ that must be identical, or got stuck."""
   began_s = time.monotonic()
   setup = serve_setup.set_up(args)
   with flags.usage_errors():
@@ -109,7 +109,7 @@ def main(args: flags.Args) -> int:
   _write_rows(out, setup, result)
   run_folder.say("\n" + serve_report.table(summary))
   run_folder.finish(out, summary)
-  return 1 if summary["outputs_identical"] is False else 0
+  return 1 if summary["outputs_identical"] is False or summary["deadlocks"] else 0
 
 
 class Server:

@@ -4,10 +4,12 @@ Everything a user can get wrong is found here, before anything is compiled, and 
 line.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -33,6 +35,13 @@ from strata_jax.workloads.stdlib_qa import StdlibQaConfig
 from strata_jax.workloads.workload import Workload
 
 WORKLOADS = ("stdlib_qa",)
+
+_LIMITS = (  # flag, minimum, maximum
+  ("max_new_tokens", 1, math.inf),
+  ("temperature", 0, 1e6),
+  ("ttft_visits", 0, math.inf),
+  ("seed", 0, (1 << 31) - 1),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,9 +89,15 @@ def set_up(args: flags.Args) -> Setup:
     raise flags.UsageError(
       f"--workload: expected one of {', '.join(WORKLOADS)}, got {args.workload!r}"
     )
-  for name, minimum in (("max_new_tokens", 1), ("temperature", 0), ("ttft_visits", 0)):
-    if not getattr(args, name) >= minimum:
-      raise flags.UsageError(f"--{name}: expected at least {minimum}, got {getattr(args, name)}")
+  for name, minimum, maximum in _LIMITS:
+    if not minimum <= getattr(args, name) <= maximum:
+      expected = f"{minimum} to {maximum:,}" if maximum < math.inf else f"at least {minimum}"
+      raise flags.UsageError(f"--{name}: expected {expected}, got {getattr(args, name)}")
+  if serving.step_tokens < cache.page_size:
+    raise flags.UsageError(
+      f"--step_tokens: expected at least a page of {cache.page_size:,} tokens, "
+      f"got {serving.step_tokens:,}"
+    )
   with flags.usage_errors():
     policy = policy_loading.load_policy(policy_name, scheduler)
     run_folder.say(f"reads the weights {args.weights}")
@@ -110,7 +125,7 @@ def set_up(args: flags.Args) -> Setup:
 def make_executor(setup: Setup, store: page_store.PageStore | None = None) -> JaxExecutor:
   """The pools and programs for a setup. Raises UsageError, for example without memory for it."""
   longest = max(len(r.prompt_ids) + r.max_new_tokens for r in setup.workload.requests)
-  with flags.usage_errors():
+  with flags.usage_errors(), _enough_memory(setup.cache):
     return JaxExecutor(
       setup.model,
       setup.params,
@@ -173,6 +188,19 @@ def _same_document(a: Request, b: Request) -> bool:
   return a.salt == b.salt and np.array_equal(a.prompt_ids[:half], b.prompt_ids[:half])
 
 
+@contextlib.contextmanager
+def _enough_memory(cache: CacheConfig) -> Generator[None]:
+  """Pools that no memory can hold are a UsageError."""
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as error:
+    reason = str(error).splitlines()[0]
+    raise flags.UsageError(
+      f"--device_tokens={cache.device_tokens} with --host_tokens={cache.host_tokens}: expected "
+      f"pools that fit into memory, got {reason}"
+    ) from error
+
+
 def _system(args: flags.Args) -> tuple[CacheConfig, SchedulerConfig, str, str]:
   """Cache, scheduler, policy name and I/O back end, as preset and flags say."""
   on_cpu = jax.default_backend() == "cpu"
@@ -183,15 +211,17 @@ def _system(args: flags.Args) -> tuple[CacheConfig, SchedulerConfig, str, str]:
     system = systems.system(args.system)
   base = CacheConfig(
     page_size=system.page_size,
-    device_tokens=args.device_tokens,
-    host_tokens=args.host_tokens,
+    device_tokens=system.page_size,  # until the flags say
     write_policy=system.write_policy,
     selective_threshold=system.selective_threshold,
     enabled=system.prefix_cache,
     min_load_tokens=system.min_load_tokens,
   )
-  # A flag gives the size of a tier; whether there is a host tier is the system's own.
-  cache = args.config(CacheConfig, base=base, **({} if system.host else {"host_tokens": 0}))
+  # Flags give the sizes of tiers; whether there is a host tier is the system's own.
+  host_tokens = args.host_tokens if system.host else 0
+  cache = args.config(
+    CacheConfig, base=base, device_tokens=args.device_tokens, host_tokens=host_tokens
+  )
   io = _io(system.load_backend, on_cpu)
   return cache, system.scheduler_config, args.policy or system.policy, io
 
@@ -239,7 +269,7 @@ def _check_sizes(requests: Sequence[Request], model: ModelConfig, cache: CacheCo
         f"{needs} tokens: expected at most {model.context_tokens:,} together, "
         f"the context of {model.name}"
       )
-    pages = -(-total // cache.page_size)
+    pages = -(-(total - 1) // cache.page_size)  # the last output token has no KV
     if pages > cache.device_pages:
       raise flags.UsageError(
         f"{needs} tokens: the device pool is too small, "

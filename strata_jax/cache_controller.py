@@ -8,6 +8,7 @@ passed on. Deterministic: the same calls give the same slots. The parts are in
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from strata_jax import validation
 from strata_jax.config import CacheConfig, ServingConfig, StorageConfig
 from strata_jax.controller import admission, view_builder
 from strata_jax.controller.checks import check_controller
@@ -55,6 +56,9 @@ class CacheController:
     context_tokens: longest prompt with its output; None: only the device pool limits it.
     costs: shown to the scheduler.
     storage: the tier below the host; None: there is none.
+
+  Raises:
+    ValueError: steps too short for a page.
   """
 
   def __init__(
@@ -67,6 +71,9 @@ class CacheController:
     costs: Costs = Costs(),
     storage: StorageConfig | None = None,
   ) -> None:
+    if serving.step_tokens < cache.page_size:  # chunks are whole pages: no prompt would go on
+      expected = f"at least a page of {cache.page_size} tokens"
+      validation.fail(serving, "step_tokens", expected, serving.step_tokens)
     self.cache = cache
     self.serving = serving
     self.costs = costs

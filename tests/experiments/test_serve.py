@@ -140,7 +140,18 @@ def test_sampling_depends_on_the_seed_alone(tmp_path, capsys):
     ([*_TINY, "--prompts=/nowhere.jsonl"], r"/nowhere.jsonl: No such file"),
     ([*_TINY, "--documents=99"], r"--documents: expected an integer >= 1 and <= 32, got 99"),
     ([*_TINY, "--max_new_tokens=0"], r"--max_new_tokens: expected at least 1, got 0"),
-    ([*_TINY, "--temperature=nan"], r"--temperature: expected at least 0"),
+    ([*_TINY, "--temperature=nan"], r"--temperature: expected 0 to"),
+    ([*_TINY, "--temperature=inf"], r"--temperature: expected 0 to"),
+    ([*_TINY, "--seed=-1"], r"--seed: expected 0 to 2,147,483,647, got -1"),
+    ([*_TINY, f"--seed={1 << 64}"], r"--seed: expected 0 to"),
+    (
+      [*_TINY, "--page_size=128"],
+      r"--step_tokens: expected at least a page of 128 tokens, got 64",
+    ),
+    (
+      [a for a in _TINY if "page_size" not in a] + ["--system=hicache_paper_1024"],
+      r"--device_tokens: expected an integer >= 1024, got 512",
+    ),
     ([], r"--weights: expected a folder"),
     (["--pagesize=3"], r"Unknown command line flag 'pagesize'. Did you mean: page_size"),
   ],
@@ -148,6 +159,14 @@ def test_sampling_depends_on_the_seed_alone(tmp_path, capsys):
 def test_what_a_user_gets_wrong_is_answered_in_one_line(arguments, message):
   with pytest.raises(flags.UsageError, match=message) as raised:
     serve.serve_setup.set_up(serve.FLAGS.parse(arguments))
+  assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("flag", ["device_tokens", "host_tokens"])
+def test_pools_beyond_all_memory_are_answered_in_one_line(flag):
+  setup = serve.serve_setup.set_up(serve.FLAGS.parse([*_TINY, f"--{flag}={10**15}"]))
+  with pytest.raises(flags.UsageError, match=rf"--{flag}={10**15}.* fit into memory") as raised:
+    serve.serve_setup.make_executor(setup)
   assert "\n" not in str(raised.value)
 
 
