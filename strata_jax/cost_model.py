@@ -19,8 +19,8 @@ BACKENDS = (
   "none", "kernel", "copy_engine", "memcpy_async", "memcpy_batch", "device_put", "auto",
 )  # fmt: skip
 OVERLAPS = ("none", "whole", "layer")
-CAPPED_BLOCKS = 4  # blocks of the kernel that reach about 50 GB/s with 4-KiB fragments
-UNCAPPED_BLOCKS = 8
+# Blocks of the kernel by direction: few ones fill the link already.
+LOAD_BLOCKS, STORE_BLOCKS, UNCAPPED_BLOCKS = 2, 1, 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,8 +65,8 @@ class CostModel:
       kind = "kernel" if io.capped_blocks else "kernel_uncapped"
     self.interference = profile.interference[kind]
     self._decode_base_s: dict[int, float] = {}  # what a step costs beside attention, by requests
-    self.load_rate = self._rate(profile.load, io.load_backend)
-    self.backup_rate = self._rate(profile.backup, io.store_backend)
+    self.load_rate = self._rate(profile.load, io.load_backend, LOAD_BLOCKS)
+    self.backup_rate = self._rate(profile.backup, io.store_backend, STORE_BLOCKS)
 
   # Compute
 
@@ -167,11 +167,11 @@ class CostModel:
   def _page_bytes(self) -> float:
     return self.io.page_size * self.token_bytes()
 
-  def _rate(self, link: Link, backend: str) -> float:
+  def _rate(self, link: Link, backend: str, capped_blocks: int) -> float:
     """Bytes per second on one device's link; 0 where nothing is moved."""
     if backend == "none":
       return 0.0
-    blocks = CAPPED_BLOCKS if self.io.capped_blocks else UNCAPPED_BLOCKS
+    blocks = capped_blocks if self.io.capped_blocks else UNCAPPED_BLOCKS
     page_bytes = self._page_bytes()
     fragment_bytes = page_bytes / self.layers
     kernel = link.kernel[blocks].bytes_per_s(fragment_bytes)

@@ -56,14 +56,14 @@ def test_shapes_agree_with_the_model_presets(name, model):
 
 def test_link_rates_are_the_measured_ones_and_interpolate_between_them():
   load = profiles.load("h200_llama31_8b").load
-  assert load.kernel[4].bytes_per_s(4096) == pytest.approx(49.9e9)
-  assert load.kernel[1].bytes_per_s(2048) == pytest.approx(12.8e9)
+  assert load.kernel[2].bytes_per_s(4096) == pytest.approx(50.6e9)
+  assert load.kernel[1].bytes_per_s(2048) == pytest.approx(37.7e9)
   assert load.copies["memcpy_async"].bytes_per_s(65536) == pytest.approx(14.0e9)
   assert load.copies["memcpy_batch"].bytes_per_s(131072) == pytest.approx(45.3e9)
   between = load.copies["memcpy_async"].bytes_per_s(32768)
   assert 4.8e9 < between < 14.0e9
   # Half the smallest fragment costs as much as the smallest; beyond the largest nothing changes.
-  assert load.kernel[4].bytes_per_s(1024) == pytest.approx(48.3e9 / 2)
+  assert load.kernel[2].bytes_per_s(512) == pytest.approx(50.5e9 / 2)
   assert load.copies["memcpy_async"].bytes_per_s(1 << 24) == pytest.approx(47.6e9)
 
 

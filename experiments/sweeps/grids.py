@@ -55,7 +55,7 @@ def _pages(options: Options) -> dict[str, Case]:
 def _machines(options: Options) -> dict[str, Case]:
   return {
     f"{hardware}: {system}": Case(system=system, hardware=hardware, model="llama31_8b")
-    for hardware in ("h200", "a100_pcie4", "gh200")
+    for hardware in ("h200", "h200_jax", "a100_pcie4", "gh200")
     for system in ("hicache_paper", "hicache_batch", "strata", "oracle_io")
   }
 

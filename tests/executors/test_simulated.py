@@ -97,7 +97,7 @@ def test_loads_without_compute_come_back_on_their_own():
   simulated.launch(StepWork(step_id=0, loads=(load(5, 1000),), parked_loads=(5,)))
   (event,) = simulated.wait(None)
   assert event == LoadDone(5, simulated.now_s())
-  assert event.at_s == pytest.approx(1000 * 131072 / 49.9e9, rel=0.2)
+  assert event.at_s == pytest.approx(1000 * 131072 / 50.6e9, rel=0.2)
 
 
 def test_decode_steps_stop_at_the_first_boundary_after_a_load_or_an_arrival():
