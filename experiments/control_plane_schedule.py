@@ -41,7 +41,7 @@ def schedule_view(waiting: int, *, running: int = 32, version: int = 0) -> Sched
         path=path,
         tail_tokens=11,
         output_reserve_tokens=16,
-      )  # fmt: skip
+      )
     )
   decoding = tuple(
     RunningView(
