@@ -48,7 +48,7 @@ def usage_errors() -> Generator[None]:
   except OSError as error:
     named = error.filename is not None and error.strerror is not None
     raise UsageError(f"{error.filename}: {error.strerror}" if named else str(error)) from error
-  except (ValueError, ImportError) as error:
+  except (ValueError, ImportError, RecursionError) as error:  # the last: JSON nested too deeply
     raise UsageError(_one_line(str(error))) from error
 
 

@@ -31,8 +31,10 @@ def main(args: flags.Args) -> None:
       raise ValueError("--trace: expected a file, got none")
     pages = _pages(args.device_tokens, args.page_size)
     cache = PrefixCache(args.page_size, pages)
-    if args.repeat < 1:
-      raise ValueError(f"--repeat: expected an integer >= 1, got {args.repeat}")
+    for name in ("limit", "repeat"):
+      value = getattr(args, name)
+      if value is not None and value < 1:
+        raise ValueError(f"--{name}: expected an integer >= 1, got {value}")
     out = run_folder.open_run(args.out, {"flags": args.as_dict(), "seed": None})
   began_s = time.perf_counter()
   requests = 0

@@ -38,7 +38,8 @@ class Tokenizer:
     return self._backend.token_to_id(token)
 
   def encode(self, text: str) -> np.ndarray:
-    """Token ids of a text, int32 [tokens]."""
+    """Token ids of a text, int32 [tokens]. Raises ValueError for halves of surrogate pairs."""
+    text.encode()  # the package would raise a TypeError that names nothing
     return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
 
   def decode(self, ids: Iterable[SupportsInt]) -> str:

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import pathlib
 import subprocess
 import sys
@@ -139,6 +140,8 @@ def test_flags_cannot_be_taken_twice_or_have_any_type():
 def test_usage_errors_become_one_line():
   with pytest.raises(flags.UsageError, match=r"^first second$"), flags.usage_errors():
     raise ValueError("first\n  second")
+  with pytest.raises(flags.UsageError, match="decoding a JSON array"), flags.usage_errors():
+    json.loads("[" * 100_000)
   with pytest.raises(flags.UsageError, match=r"^/nowhere: No such file"), flags.usage_errors():
     pathlib.Path("/nowhere").read_text()
 

@@ -95,6 +95,7 @@ def test_claude_code_reuses_what_its_blocks_say(tmp_path, capsys):
     (["--trace=x", "--page_size=0"], "page_size: expected"),
     (["--trace=x", "--trace_format=csv"], "trace_format: expected one of"),
     (["--trace=x", "--repeat=0"], "--repeat"),
+    (["--trace=x", "--limit=0"], "--limit: expected an integer >= 1, got 0"),
   ],
 )
 def test_mistakes_get_one_line(tmp_path, monkeypatch, argv, message):

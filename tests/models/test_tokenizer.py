@@ -52,6 +52,11 @@ def test_long_texts_that_are_not_ascii(stored, published):
     assert stored.decode(ids) == text
 
 
+def test_half_a_surrogate_pair_is_no_text(stored):
+  with pytest.raises(ValueError, match="surrogates not allowed"):
+    stored.encode("a\ud800")
+
+
 def test_golden_prompts(stored):
   for case in json.loads(shared_data("smollm2/golden_short.json").read_text()):
     assert stored.encode(case["prompt"]).tolist() == case["prompt_ids"]
