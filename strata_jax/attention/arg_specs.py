@@ -19,11 +19,12 @@ class ArgSpec:
 
 
 _MODELS = ("llama31_8b", "llama31_70b", "qwen25_14b_1m")
-_CALLS = {
-  "prefill": {"chunk": 512, "starts": (0,), "lengths": (512,)},
-  "chunk": {"chunk": 512, "starts": (4000,), "lengths": (389,)},
-  "short_chunk": {"chunk": 32, "starts": (2049,), "lengths": (20,)},
-  "decode": {"chunk": 1, "starts": (0, 1, 4095, 2000, 0), "lengths": (1, 1, 1, 1, 0)},
+# name: chunk, starts, lengths
+_CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
+  "prefill": (512, (0,), (512,)),
+  "chunk": (512, (4000,), (389,)),
+  "short_chunk": (32, (2049,), (20,)),
+  "decode": (1, (0, 1, 4095, 2000, 0), (1, 1, 1, 1, 0)),
 }
 PAGE_SIZES = (1, 16, 32, 64)
 
@@ -33,9 +34,11 @@ ARG_SPECS = {
     kv_heads=config_lib.MODELS[name].kv_heads,
     head_dim=config_lib.MODELS[name].head_dim,
     page_size=page_size,
-    **arguments,
+    chunk=chunk,
+    starts=starts,
+    lengths=lengths,
   )
   for name in _MODELS
   for page_size in PAGE_SIZES
-  for call, arguments in _CALLS.items()
+  for call, (chunk, starts, lengths) in _CALLS.items()
 }

@@ -1,4 +1,4 @@
-"""Attention by cuDNN's fused kernels, for GPUs; the one module that touches JAX's private cuDNN API.
+"""Attention by cuDNN's fused kernels, for GPUs. The one module that uses JAX's private cuDNN API.
 
 The context part reads the pages where they lie: `[pages, 2, page_size, ...]` is seen as `2 * pages`
 blocks of K or V, K of page p in block 2p and V in block 2p + 1. cuDNN's causal masks are aligned to

@@ -1,5 +1,6 @@
 """The executor with real pages and a real model, on JAX's default device."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,15 +9,26 @@ from typing import Any
 import jax
 import numpy as np
 
-from strata_jax import attention as attention_lib
 from strata_jax import config as config_lib
 from strata_jax import sampling as sampling_lib
 from strata_jax.executors import buckets as buckets_lib
-from strata_jax.executors import programs, protocol, storage_io, watcher
+from strata_jax.executors import (
+  choices,
+  gated_loads,
+  layer_stack,
+  load_shares,
+  programs,
+  protocol,
+  storage_io,
+  watcher,
+)
 from strata_jax.models import llama
 from strata_jax.tiers import device as device_tier
 from strata_jax.tiers import host as host_tier
 from strata_jax.tiers import io_auto, io_backend, layout, page_store
+
+# Back ends all of whose transfers are explicit. The others read their slots on the host.
+_EXPLICIT_IO = ("kernel", "reference")
 
 # progress(programs compiled, programs in all, what was compiled)
 Progress = Callable[[int, int, str], None]
@@ -35,7 +47,7 @@ class _Step:
   step_id: int
   started_s: float
   waits: bool  # its prefills read pages that its loads write
-  loads_end_s: float
+  stall_end_s: float  # when its loads let the compute begin
   prefill_end_s: float
   results: list[tuple[tuple[int, ...], jax.Array, jax.Array]]  # request ids, ids [B, 1], gaps [B]
   block: Callable[[], object]  # returns when what was launched last is done
@@ -48,6 +60,12 @@ class JaxExecutor:
   read and written follows from data dependence, since every pool is passed through every program
   that touches it. `launch` only enqueues; a thread beside it waits for each part in that order and
   takes the time at which it was done; `wait` hands the events over.
+
+  Loads overlap compute in one of two ways. `whole`: all layers are loaded, then the compute begins.
+  `layer`: the pages of all loads of a step are loaded layer by layer, those of layer l + 1 beside
+  the compute of layer l, each batch of the step with a share of the pages beside it; without
+  prefills the first decode step takes them along. The first layer's load is not hidden; it alone
+  counts as stall then.
 
   Shapes are padded to `buckets`. `warmup` compiles all programs; afterwards `recompiles` counts
   compilations that a step caused, which is a bug.
@@ -62,8 +80,9 @@ class JaxExecutor:
     device_pages: int,
     host_pages: int,
     buckets: buckets_lib.Buckets,
-    io: str = "reference",
-    attention: str = "xla",
+    io: str = "auto",
+    attention: str = "auto",
+    overlap: str = "auto",
     store: page_store.PageStore | None = None,
   ) -> None:
     """Makes the pools.
@@ -76,7 +95,10 @@ class JaxExecutor:
       host_pages: pages of the host pool; 0: no host tier.
       buckets: padded shapes, normally from `make_buckets`.
       io: the I/O back end by name, see `io_auto.make_io_backend`.
-      attention: the implementation of attention by name.
+      attention: the implementation of attention by name; auto: cuDNN's on a GPU if it takes the
+        dtype, else XLA's.
+      overlap: how loads overlap compute; auto: by layer on a GPU if the kernel can load, else
+        whole.
       store: of the storage tier, with pages as large as the layout's; stays the caller's. With one,
         `close` has to be called before the executor is given up.
 
@@ -86,20 +108,22 @@ class JaxExecutor:
     expected = config.page_layout(page_layout.page_size, page_layout.dtype)
     if page_layout != expected:
       raise ValueError(f"page layout: expected {expected}, got {page_layout}")
-    if attention not in attention_lib.IMPLEMENTATIONS:
-      names = ", ".join(attention_lib.IMPLEMENTATIONS)
-      raise ValueError(f"attention: expected one of {names}, got {attention!r}")
     self._config = config
     self._page_size = page_layout.page_size
     self._buckets = buckets
-    self._attention = attention
     self._target = jax.devices()[0]
-    self._params = jax.device_put(params, self._target)
+    on_gpu = self._target.platform == "gpu"
+    attention = choices.choose_attention(attention, config, page_layout, on_gpu)
+    self._by_layer = choices.choose_overlap(overlap, io, on_gpu) == "layer"
+    self._stack = layer_stack.LayerStack(config, params, attention, self._target)
     self._io = io_auto.make_io_backend(io, page_layout)
     self._device = device_tier.make_device_pool(page_layout, device_pages, self._target)
     self._host: io_backend.HostPool | None = None
     if host_pages:
       self._host = host_tier.make_host_pool(page_layout, host_pages, self._target)
+    self._gated: gated_loads.GatedLoads | None = None
+    if self._by_layer and io in gated_loads.BACKENDS and self._host is not None:
+      self._gated = gated_loads.GatedLoads(page_layout, io, self._device, self._host)
     self._requests: dict[int, _Registered] = {}
     self._watcher = watcher.Watcher()
     self._storage: storage_io.StorageIo | None = None
@@ -146,7 +170,7 @@ class JaxExecutor:
     self._origin_s = time.perf_counter()
 
   def warmup(self, progress: Progress | None = None) -> None:
-    """Compiles every program by running it on nothing; no page of any pool changes."""
+    """Compiles every program before the first step; all pools stay zero."""
     jobs = list(self._warmup_jobs())
     with self._compilations:
       for index, (name, job) in enumerate(jobs):
@@ -180,17 +204,23 @@ class JaxExecutor:
     """
     step = _Step(
       step_id=work.step_id, started_s=self.now_s(), waits=any(p.waits_for for p in work.prefills),
-      loads_end_s=0.0, prefill_end_s=0.0, results=[], block=lambda: None,
+      stall_end_s=0.0, prefill_end_s=0.0, results=[], block=lambda: None,
     )  # fmt: skip
     with self._compilations, jax.transfer_guard("disallow"):
       for backup in work.backups:
         self._launch_backup(backup)
-      for load in work.loads:
-        self._launch_load(load, step)
-      for prefill in work.prefills:
-        self._launch_prefill(prefill, step)
+      loads = work.loads if self._rides(work) else ()
+      if not loads:
+        for load in work.loads:
+          self._launch_load(load, step)
+      if loads and work.prefills:
+        self._launch_prefills_beside(work.prefills, loads, step)
+        loads = ()
+      else:
+        for prefill in work.prefills:
+          self._launch_prefill(prefill, step)
       if work.decodes:
-        self._launch_decodes(work.decodes, work.decode_steps, step)
+        self._launch_decodes(work.decodes, work.decode_steps, loads, step)
     if work.computes:
       self._watcher.add(step.block, lambda: self._finish(step))
 
@@ -223,44 +253,78 @@ class JaxExecutor:
     """
     return self._watcher.wait(None if until_s is None else max(until_s - self.now_s(), 0.0))
 
+  def _rides(self, work: protocol.StepWork) -> bool:
+    """Whether the loads of a step are launched layer by layer, with its compute."""
+    if self._gated is not None:  # the compute waits at every layer: not for what it does not read
+      return bool(work.prefills)
+    return self._by_layer and work.computes
+
   def _launch_backup(self, work: protocol.BackupWork) -> None:
     host = self._need_host()
     for count, sources, targets in self._page_lists(work.device_slots, work.host_slots):
-      host = self._io.store(self._device, host, sources, targets, count)
+      with self._io_guard():
+        host = self._io.store(self._device, host, sources, targets, count)
       self._host = host
     self._watcher.add(
       self._block_on_host, lambda: protocol.BackupDone(work.transfer_id, self.now_s())
     )
 
   def _launch_load(self, work: protocol.LoadWork, step: _Step) -> None:
-    host = self._need_host()
-    for count, sources, targets in self._page_lists(work.host_slots, work.device_slots):
-      self._device = self._io.load(host, self._device, sources, targets, count)
+    self._move_in(work.host_slots, work.device_slots)
 
     def done() -> protocol.Event:
-      step.loads_end_s = self.now_s()
-      return protocol.LoadDone(work.transfer_id, step.loads_end_s)
+      step.stall_end_s = self.now_s()
+      return protocol.LoadDone(work.transfer_id, step.stall_end_s)
 
     self._watcher.add(programs.marker(self._device[-1]).block_until_ready, done)
 
+  def _move_in(self, host_slots: np.ndarray, device_slots: np.ndarray) -> None:
+    """Loads pages, all layers at once."""
+    host = self._need_host()
+    for count, sources, targets in self._page_lists(host_slots, device_slots):
+      with self._io_guard():
+        self._device = self._io.load(host, self._device, sources, targets, count)
+
   def _launch_prefill(self, work: protocol.PrefillWork, step: _Step) -> None:
+    x = batch = None
+    for batch in self._prefill_batches(work):
+      x = self._forward(batch)
+    assert x is not None
+    assert batch is not None
+    self._end_prefill(work, x, batch, step)
+
+  def _launch_prefills_beside(
+    self, works: Sequence[protocol.PrefillWork], loads: Sequence[protocol.LoadWork], step: _Step
+  ) -> None:
+    """All prefills layer by layer, the loads beside them."""
+    batches_of = [list(self._prefill_batches(work)) for work in works]
+    batches = [batch for batches in batches_of for batch in batches]
+    xs = iter(self._forward_beside(batches, loads, step))
+    for work, own in zip(works, batches_of, strict=True):
+      x = [next(xs) for _ in own][-1]
+      self._end_prefill(work, x, own[-1], step)
+
+  def _prefill_batches(self, work: protocol.PrefillWork) -> Iterator[layer_stack.Batch]:
+    """The pieces of a prefill."""
     table = self._table([(work.page_table, work.start + len(work.token_ids))], 1)
     start, token_ids = work.start, work.token_ids
-    x = lengths = None
+    if not len(token_ids):
+      raise ValueError(f"prefill of request {work.request_id}: expected tokens, got none")
     for count, bucket in self._buckets.chunk_pieces(len(token_ids)):
       ids = np.zeros((1, bucket), np.int32)
       ids[0, :count], token_ids = token_ids[:count], token_ids[count:]
-      device_ids, starts, lengths = self._put(
+      ids, starts, lengths = self._put(
         (ids, np.array([start], np.int32), np.array([count], np.int32))
       )
-      x = self._forward(device_ids, table, starts, lengths)
+      yield layer_stack.Batch(ids, table, starts, lengths)
       start += count
-    if x is None or lengths is None:
-      raise ValueError(f"prefill of request {work.request_id}: expected tokens, got none")
 
+  def _end_prefill(
+    self, work: protocol.PrefillWork, x: jax.Array, last: layer_stack.Batch, step: _Step
+  ) -> None:
     if work.samples:
       draws = self._draws([work.request_id], 1)
-      result = self._head(x, lengths, draws)
+      result = self._stack.head(x, last.lengths, draws)
       step.results.append(((work.request_id,), *result))
       step.block = result[1].block_until_ready
     else:
@@ -272,7 +336,11 @@ class JaxExecutor:
     self._watcher.add(step.block, done, gives_event=False)
 
   def _launch_decodes(
-    self, works: Sequence[protocol.DecodeWork], decode_steps: int, step: _Step
+    self,
+    works: Sequence[protocol.DecodeWork],
+    decode_steps: int,
+    loads: Sequence[protocol.LoadWork],
+    step: _Step,
   ) -> None:
     largest = self._buckets.decode_requests[-1]
     for first in range(0, len(works), largest):
@@ -288,30 +356,63 @@ class JaxExecutor:
       device_ids, device_lengths = self._put((ids[:, None], lengths))
       for offset in range(decode_steps):
         starts = self._put(positions + offset)
-        x = self._forward(device_ids, table, starts, device_lengths)
+        one = layer_stack.Batch(device_ids, table, starts, device_lengths)
+        if loads:
+          (x,), loads = self._forward_beside([one], loads, step), ()
+        else:
+          x = self._forward(one)
         draws = self._draws(request_ids, rows)
-        device_ids, gaps = self._head(x, device_lengths, draws)
+        device_ids, gaps = self._stack.head(x, device_lengths, draws)
         step.results.append((request_ids, device_ids, gaps))
         step.block = gaps.block_until_ready
 
-  def _forward(
-    self, token_ids: jax.Array, table: jax.Array, starts: jax.Array, lengths: jax.Array
-  ) -> jax.Array:
-    """[B, T] ids to [B, T, hidden]; the pools take their KV."""
-    x = programs.embed(self._params.embedding, token_ids)
-    pools = list(self._device)
-    for index, params in enumerate(self._params.layers):
-      x, pools[index] = programs.layer(
-        params, x, pools[index], table, starts, lengths,
-        config=self._config, implementation=self._attention,
-      )  # fmt: skip
-    self._device = tuple(pools)
+  def _forward_beside(
+    self, batches: Sequence[layer_stack.Batch], loads: Sequence[protocol.LoadWork], step: _Step
+  ) -> list[jax.Array]:
+    """[B, T, hidden] of each batch, with the loads beside them, whose events are arranged."""
+    reached = lambda layer, pool: self._watch_loads(layer, pool, loads, step)
+    if self._gated is not None:
+      share, _ = load_shares.cut(loads, [1], sum(len(load.host_slots) for load in loads))
+      gate = self._gated.begin(*share)
+      xs, self._device = self._stack.run(self._device, batches, gate=gate, reached=reached)
+      return xs
+    host, largest = self._need_host(), self._buckets.table_pages
+    weights = [batch.token_ids.size for batch in batches]
+    *shares, rest = load_shares.cut(loads, weights, largest)
+    self._move_in(*rest)
+    lists: list[layer_stack.LoadLists] = []
+    for share in shares:
+      padded = np.zeros((2, largest), np.int32)
+      padded[:, : len(share.host_slots)] = share
+      lists.append(self._put((np.int32(len(share.host_slots)), padded[0], padded[1])))
+    self._device = self._stack.load_first(self._device, host, lists)
+    xs, self._device = self._stack.run(
+      self._device, batches, host=host, lists=lists, reached=reached
+    )
+    return xs
+
+  def _forward(self, batch: layer_stack.Batch) -> jax.Array:
+    """[B, T, hidden]; the pools take the KV of the batch."""
+    (x,), self._device = self._stack.run(self._device, [batch])
     return x
 
-  def _head(
-    self, x: jax.Array, lengths: jax.Array, draws: tuple[jax.Array, jax.Array, jax.Array]
-  ) -> tuple[jax.Array, jax.Array]:
-    return programs.head(self._params.head, x, lengths, *draws, config=self._config)
+  def _watch_loads(
+    self, layer: int, pool: jax.Array, loads: Sequence[protocol.LoadWork], step: _Step
+  ) -> None:
+    """Of loads layer by layer: with the first layer the stall ends, with the last the loads do."""
+    if layer not in (0, len(self._device) - 1):
+      return
+    block = programs.marker(pool).block_until_ready
+
+    def begun() -> None:
+      step.stall_end_s = self.now_s()
+
+    if layer == 0:
+      self._watcher.add(block, begun, gives_event=False)
+    if layer == len(self._device) - 1:
+      for load in loads:
+        done = lambda load=load: protocol.LoadDone(load.transfer_id, self.now_s())
+        self._watcher.add(block, done)
 
   def _finish(self, step: _Step) -> protocol.StepDone:
     """The event of a computed step; its results are ready."""
@@ -325,7 +426,7 @@ class JaxExecutor:
         if gaps[row] < limit:
           ties.setdefault(request_id, []).append(len(got))
         got.append(int(ids[row, 0]))
-    stalled = max(step.loads_end_s - step.started_s, 0.0)
+    stalled = max(step.stall_end_s - step.started_s, 0.0)
     prefill_s = max(step.prefill_end_s - step.started_s, 0.0)
     return protocol.StepDone(
       step_id=step.step_id,
@@ -386,6 +487,11 @@ class JaxExecutor:
       else:
         return
 
+  def _io_guard(self) -> contextlib.AbstractContextManager[None]:
+    if self._io.name in _EXPLICIT_IO:
+      return contextlib.nullcontext()
+    return jax.transfer_guard("allow")
+
   def _put(self, tree: Any) -> Any:
     return jax.device_put(tree, self._target)
 
@@ -402,21 +508,24 @@ class JaxExecutor:
         yield f"moves of {pages} pages", lambda pages=pages: self._warm_transfer(pages)
 
   def _warm_shape(self, rows: int, chunk: int) -> jax.Array:
-    """One layer stands for all; chunks of length 0 write nothing."""
     table = self._table([], rows)
-    ids, nothing = self._put((np.zeros((rows, chunk), np.int32), np.zeros(rows, np.int32)))
-    x = programs.embed(self._params.embedding, ids)
-    x, pool = programs.layer(
-      self._params.layers[0], x, self._device[0], table, nothing, nothing,
-      config=self._config, implementation=self._attention,
-    )  # fmt: skip
-    self._device = (pool, *self._device[1:])
-    programs.marker(x)
-    draws = self._put((np.zeros(rows, np.float32), np.zeros(rows, np.uint32), nothing))
-    return self._head(x, nothing, draws)[0]
+    ids, zeros = self._put((np.zeros((rows, chunk), np.int32), np.zeros(rows, np.int32)))
+    batch = layer_stack.Batch(ids, table, zeros, zeros)
+    nothing = self._no_pages() if self._by_layer and self._gated is None else None
+    x, self._device = self._stack.warm(self._device, batch, self._host, nothing)
+    if self._gated is not None:
+      self._device = (self._gated.warm(self._device[0]), *self._device[1:])
+    draws = self._put((np.zeros(rows, np.float32), np.zeros(rows, np.uint32), zeros))
+    return self._stack.head(x, zeros, draws)[0]
+
+  def _no_pages(self) -> layer_stack.LoadLists:
+    slots, count = self._put((np.zeros(self._buckets.table_pages, np.int32), np.int32(0)))
+    return count, slots, slots
 
   def _warm_transfer(self, pages: int) -> jax.Array:
-    slots, count = self._put((np.zeros(pages, np.int32), np.int32(0)))
+    # A back end that reads its lists does nothing for empty ones. Page 0 is zero in both pools yet.
+    count = 0 if self._io.name in _EXPLICIT_IO else 1
+    slots, count = self._put((np.zeros(pages, np.int32), np.int32(count)))
     self._host = self._io.store(self._device, self._need_host(), slots, slots, count)
     self._device = self._io.load(self._host, self._device, slots, slots, count)
     return programs.marker(self._device[-1])

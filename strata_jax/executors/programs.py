@@ -7,13 +7,17 @@ put beside the compute.
 
 import functools
 from types import TracebackType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from strata_jax import attention, sampling
 from strata_jax import config as config_lib
+from strata_jax.executors import streams
 from strata_jax.models import llama
+from strata_jax.pallas_kernels import host_memory
+from strata_jax.pallas_kernels.fragment_io import api as fragment_io
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -61,6 +65,125 @@ def layer(
 
   positions = starts[:, None] + jnp.arange(x.shape[1])
   return llama.decoder_layer(config, params, x, positions, attend)
+
+
+def _layer_beside_load(
+  params: llama.LayerParams,
+  x: jax.Array,
+  pool: jax.Array,
+  following: jax.Array,
+  host: jax.Array,
+  following_layer: jax.Array,
+  load_lists: tuple[jax.Array, jax.Array, jax.Array],
+  page_table: jax.Array,
+  starts: jax.Array,
+  lengths: jax.Array,
+  *,
+  config: config_lib.ModelConfig,
+  implementation: str,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """`layer`, and a load into the pool of the layer that follows.
+
+  Args:
+    params: as in `layer`, like all that is not named here.
+    x: likewise.
+    pool: likewise.
+    following: the pool of the next layer, donated.
+    host: the host pool.
+    following_layer: int32 [], which layer that is.
+    load_lists: count int32 [], host slots and device slots int32 [bucket], host slots ascending.
+    page_table: likewise.
+    starts: likewise.
+    lengths: likewise.
+    config: likewise.
+    implementation: likewise.
+
+  Returns:
+    [B, T, hidden] and the two pools.
+  """
+  positions = starts[:, None] + jnp.arange(x.shape[1])
+  host = host_memory.device_view(host)
+  load = functools.partial(
+    _load_layer, implementation="mosaic_gpu", config=fragment_io.FragmentIoConfig(sort_from=2**31)
+  )
+  load_args = (following, host, following_layer, *load_lists)
+
+  # Attention stays on the main stream: it may loop, and more than one result of a region makes XLA
+  # await it before the other one starts. The load overlaps it all the same: it is ready first.
+  q, k, v = llama.attention_inputs(config, params, x, positions)
+  pool = attention.write_kv(pool, k, v, page_table, starts, lengths)
+  out = attention.paged_attention(
+    q, k, v, pool, page_table, starts, lengths, implementation=implementation
+  )
+
+  def finish(x, params, out):
+    return llama.finish_layer(config, params, x, out)
+
+  following, x = streams.beside(load, load_args, finish, (x, params, out))
+  return x, pool, following
+
+
+@functools.partial(jax.jit, static_argnames="implementation", donate_argnames="pool")
+def load_layer(
+  pool: jax.Array,
+  host: jax.Array,
+  layer_index: jax.Array,
+  count: jax.Array,
+  host_slots: jax.Array,
+  device_slots: jax.Array,
+  *,
+  implementation: fragment_io.Implementation,
+) -> jax.Array:
+  """Loads fragments of one layer into its pool, which is donated."""
+  return _load_layer(
+    pool, host, layer_index, count, host_slots, device_slots, implementation=implementation
+  )
+
+
+def _load_layer(
+  pool: jax.Array,
+  host: jax.Array,
+  layer_index: jax.Array,
+  count: jax.Array,
+  host_slots: jax.Array,
+  device_slots: jax.Array,
+  **how: Any,
+) -> jax.Array:
+  return fragment_io.load_fragments(
+    host, (pool,), host_slots, device_slots, count, layer=layer_index, **how
+  )[0]
+
+
+_STATIC = ("config", "implementation")
+_DONATED = ("pool", "following")
+layer_beside_load = jax.jit(
+  _layer_beside_load,
+  static_argnames=_STATIC, donate_argnames=_DONATED, compiler_options=streams.COMPILER_OPTIONS,
+)  # fmt: skip
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames=_DONATED)
+def layer_after_load(
+  params: llama.LayerParams,
+  x: jax.Array,
+  pool: jax.Array,
+  following: jax.Array,
+  host: jax.Array,
+  following_layer: jax.Array,
+  load_lists: tuple[jax.Array, jax.Array, jax.Array],
+  page_table: jax.Array,
+  starts: jax.Array,
+  lengths: jax.Array,
+  *,
+  config: config_lib.ModelConfig,
+  implementation: str,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """`layer_beside_load` for devices without streams."""
+  following = _load_layer(following, host, following_layer, *load_lists, implementation="reference")
+  x, pool = layer(
+    params, x, pool, page_table, starts, lengths, config=config, implementation=implementation
+  )
+  return x, pool, following
 
 
 @functools.partial(jax.jit, static_argnames="config")

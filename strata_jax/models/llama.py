@@ -78,17 +78,33 @@ def decoder_layer(
   Returns:
     Hidden states [B, T, hidden], and what `attend` returned beside its output.
   """
+  q, k, v = attention_inputs(config, params, x, positions)
+  out, state = attend(q, k, v)
+  return finish_layer(config, params, x, out), state
+
+
+def attention_inputs(
+  config: config_lib.ModelConfig, params: LayerParams, x: jax.Array, positions: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """The part of a layer before attention: rotated q [B, T, num_heads, D] and k, and v."""
   batch, chunk, _ = x.shape
   y = rms_norm(x, params.attn_norm, config.rms_norm_eps)
   q = _project(y, params.wq, params.bq).reshape(batch, chunk, config.num_heads, config.head_dim)
   k = _project(y, params.wk, params.bk).reshape(batch, chunk, config.kv_heads, config.head_dim)
   v = _project(y, params.wv, params.bv).reshape(batch, chunk, config.kv_heads, config.head_dim)
   cos, sin = rope_tables(config, positions)
-  out, state = attend(rotate(q, cos, sin), rotate(k, cos, sin), v)
+  return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+
+def finish_layer(
+  config: config_lib.ModelConfig, params: LayerParams, x: jax.Array, out: jax.Array
+) -> jax.Array:
+  """The part of a layer behind attention, whose result is `out` [B, T, num_heads, D]."""
+  batch, chunk, _ = x.shape
   x = x + _project(out.reshape(batch, chunk, -1), params.wo)
   y = rms_norm(x, params.mlp_norm, config.rms_norm_eps)
   gated = jax.nn.silu(_project(y, params.gate)) * _project(y, params.up)
-  return x + _project(gated, params.down), state
+  return x + _project(gated, params.down)
 
 
 def logits(config: config_lib.ModelConfig, params: HeadParams, x: jax.Array) -> jax.Array:

@@ -1,0 +1,47 @@
+"""What an executor runs with, by name, or by what the device can do."""
+
+from strata_jax import attention, config
+from strata_jax.executors import gated_loads
+from strata_jax.tiers import layout
+
+OVERLAPS = ("layer", "whole")
+
+
+def choose_attention(
+  name: str, model: config.ModelConfig, page_layout: layout.PageLayout, on_gpu: bool
+) -> str:
+  """An implementation of attention; `auto` is cuDNN's where it can be, else XLA's.
+
+  Raises:
+    ValueError: no such implementation, or cuDNN's cannot be.
+  """
+  bfloat16 = model.dtype == page_layout.dtype == "bfloat16"
+  if name == "auto":
+    return "cudnn" if on_gpu and bfloat16 else "xla"
+  if name not in attention.IMPLEMENTATIONS:
+    names = ", ".join((*attention.IMPLEMENTATIONS, "auto"))
+    raise ValueError(f"attention: expected one of {names}, got {name!r}")
+  if name == "cudnn" and not (on_gpu and bfloat16):
+    raise ValueError(
+      "attention 'cudnn': expected a GPU, and bfloat16 for model and pages, got "
+      f"{'a GPU' if on_gpu else 'none'}, {model.dtype} and {page_layout.dtype}"
+    )
+  return name
+
+
+def choose_overlap(name: str, io: str, on_gpu: bool) -> str:
+  """One of OVERLAPS; `auto` is by layer where the kernel loads.
+
+  Raises:
+    ValueError: no such overlap, or not with this I/O back end.
+  """
+  kernel_loads = io in ("auto", "kernel")
+  if name == "auto":
+    return "layer" if on_gpu and kernel_loads else "whole"
+  if name not in OVERLAPS:
+    names = ", ".join((*OVERLAPS, "auto"))
+    raise ValueError(f"overlap: expected one of {names}, got {name!r}")
+  if name == "layer" and on_gpu and not (kernel_loads or io in gated_loads.BACKENDS):
+    names = ", ".join(("kernel", "auto", *gated_loads.BACKENDS))
+    raise ValueError(f"overlap 'layer': expected one of the I/O back ends {names}, got {io!r}")
+  return name

@@ -1,0 +1,111 @@
+"""Loads by the CUDA driver beside the compute: each layer is gated on its own copies.
+
+The copies run on a stream of their own. Before the compute of layer l a small program is launched,
+which XLA hands its stream to while it is being enqueued: there the copies of layer l + 1 are
+submitted, and the stream is made to wait for those of layer l.
+"""
+
+import queue
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import buffer_callback
+
+from strata_jax.tiers import cuda_copies, io_backend, layout
+
+_NO_TIMING = 2  # cudaEventDisableTiming
+# I/O back end: what submits, and the copies that a fragment is cut into.
+_WAYS: dict[str, tuple[cuda_copies.Submit, int]] = {
+  "memcpy_async": (cuda_copies.submit_each, 2),  # K and V each
+  "copy_engine": (cuda_copies.submit_batch, 1),
+}
+BACKENDS = tuple(_WAYS)
+
+Gate = Callable[[int, jax.Array], jax.Array]
+
+
+class GatedLoads:
+  """Makes gates: functions of a layer and its pool that return the pool, loaded."""
+
+  def __init__(
+    self,
+    page_layout: layout.PageLayout,
+    backend: str,
+    pools: io_backend.DevicePool,
+    host: io_backend.HostPool,
+  ) -> None:
+    """Makes a stream and an event a layer.
+
+    Args:
+      page_layout: of the pools.
+      backend: one of BACKENDS.
+      pools: of the device. They never move: their addresses are taken here.
+      host: the host pool, likewise.
+    """
+    self._device_at = [pool.unsafe_buffer_pointer() for pool in pools]
+    self._host_at = host.unsafe_buffer_pointer()
+    self._layers = page_layout.num_layers
+    self._submit, self._parts = _WAYS[backend]
+    self._size_bytes = page_layout.fragment_bytes // self._parts
+    self._side = cuda_copies.SideStream()
+    self._runtime = cuda_copies.cuda_module("cuda.bindings.runtime")
+    self._events = [
+      self._call("cudaEventCreateWithFlags", _NO_TIMING)[0] for _ in range(self._layers)
+    ]
+    self._actions: queue.SimpleQueue[Callable[[int], None]] = queue.SimpleQueue()
+    self._program = jax.jit(self._gated, donate_argnums=0)
+
+  def begin(self, host_slots: np.ndarray, device_slots: np.ndarray) -> Gate:
+    """The gate of one load, int32 [pages] both; to be called for every layer, in order."""
+    parts = np.arange(self._parts)
+    in_pool = (device_slots.astype(np.int64)[:, None] * self._parts + parts).reshape(-1)
+    first = host_slots.astype(np.int64) * self._layers
+
+    def submit(layer: int) -> None:
+      in_host = ((first + layer)[:, None] * self._parts + parts).reshape(-1)
+      copies = cuda_copies.Copies(
+        targets=cuda_copies.addresses(self._device_at[layer], in_pool, self._size_bytes),
+        sources=cuda_copies.addresses(self._host_at, in_host, self._size_bytes),
+        size_bytes=self._size_bytes,
+      )
+      self._submit(copies, self._side.stream)
+      self._call("cudaEventRecord", self._events[layer], self._side.stream)
+
+    def act(layer: int, stream: int) -> None:
+      if layer == 0:  # the pages that are written may still be read, those read just be written
+        self._side.wait_for(stream)
+        submit(0)
+      if layer + 1 < self._layers:
+        submit(layer + 1)
+      self._call("cudaStreamWaitEvent", stream, self._events[layer], 0)
+
+    def gate(layer: int, pool: jax.Array) -> jax.Array:
+      self._actions.put(lambda stream: act(layer, stream))
+      return self._program(pool)
+
+    return gate
+
+  def warm(self, pool: jax.Array) -> jax.Array:
+    """Compiles the gate; the pool is donated."""
+    self._actions.put(lambda stream: None)
+    return self._program(pool)
+
+  def _gated(self, pool: jax.Array) -> jax.Array:
+    def callback(context, out, buffer):
+      del out, buffer
+      self._actions.get_nowait()(cuda_copies.stream_of(context))
+
+    return buffer_callback.buffer_callback(
+      callback,
+      jax.ShapeDtypeStruct(pool.shape, pool.dtype),
+      input_output_aliases={0: 0},
+      has_side_effect=True,
+    )(pool)
+
+  def _call(self, name: str, *args: Any) -> list[Any]:
+    code, *results = getattr(self._runtime, name)(*args)
+    if int(code):
+      raise RuntimeError(f"{name}: CUDA error {int(code)}")
+    return results

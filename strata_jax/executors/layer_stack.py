@@ -1,0 +1,139 @@
+"""A model on its device: batches go through all layers, loads beside them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from strata_jax import config as config_lib
+from strata_jax.executors import programs
+from strata_jax.models import llama
+from strata_jax.tiers import io_backend
+
+# Count int32 [], host slots and device slots int32 [bucket]: what a program is to load.
+LoadLists = tuple[jax.Array, jax.Array, jax.Array]
+
+
+class Batch(NamedTuple):
+  """Rows that a program computes together."""
+
+  token_ids: jax.Array  # int32 [B, T]
+  table: jax.Array  # int32 [B, N]
+  starts: jax.Array  # int32 [B], tokens before the chunk
+  lengths: jax.Array  # int32 [B], valid tokens of the chunk
+
+
+class LayerStack:
+  """The programs with the weights that they take; the pools are handed in and out."""
+
+  def __init__(
+    self,
+    config: config_lib.ModelConfig,
+    params: llama.Params,
+    attention: str,
+    device: jax.Device,
+  ) -> None:
+    """Puts the weights on the device; `attention` names an implementation."""
+    self._config = config
+    self._params = jax.device_put(params, device)
+    self._how = {"config": config, "implementation": attention}
+    self._layer_ids = jax.device_put(
+      tuple(np.int32(index) for index in range(config.num_layers)), device
+    )
+    on_gpu = device.platform == "gpu"
+    self._layer_and_load = programs.layer_beside_load if on_gpu else programs.layer_after_load
+    self._load_by = "mosaic_gpu" if on_gpu else "reference"
+
+  def load_first(
+    self, pools: io_backend.DevicePool, host: io_backend.HostPool, lists: Sequence[LoadLists]
+  ) -> io_backend.DevicePool:
+    """Loads the first layer, which `run` with the same lists leaves out."""
+    first, *others = pools
+    for load_lists in lists:
+      first = programs.load_layer(
+        first, host, self._layer_ids[0], *load_lists, implementation=self._load_by
+      )
+    return (first, *others)
+
+  def run(
+    self,
+    pools: io_backend.DevicePool,
+    batches: Sequence[Batch],
+    *,
+    host: io_backend.HostPool | None = None,
+    lists: Sequence[LoadLists] = (),
+    gate: Callable[[int, jax.Array], jax.Array] | None = None,
+    reached: Callable[[int, jax.Array], None] | None = None,
+  ) -> tuple[list[jax.Array], io_backend.DevicePool]:
+    """Computes all batches layer by layer, each layer in the order of the batches.
+
+    Args:
+      pools: of the device; they take the KV of the batches.
+      batches: what to compute; a later one may attend to what an earlier one writes.
+      host: the host pool, if there are lists.
+      lists: what to load into layer l + 1 while layer l is computed, for each batch.
+      gate: is handed each layer and its pool before the compute, and returns the pool.
+      reached: is handed each layer and its pool once its loads are launched.
+
+    Returns:
+      Hidden states [B, T, hidden] of each batch, and the pools.
+    """
+    xs: list[jax.Array] = [programs.embed(self._params.embedding, b.token_ids) for b in batches]
+    now = list(pools)
+    last = len(now) - 1
+    for index, params in enumerate(self._params.layers):
+      if gate is not None:
+        now[index] = gate(index, now[index])
+      if reached is not None:
+        reached(index, now[index])
+      for at, batch in enumerate(batches):
+        where = (batch.table, batch.starts, batch.lengths)
+        if host is not None and lists and index < last:
+          xs[at], now[index], now[index + 1] = self._layer_and_load(
+            params, xs[at], now[index], now[index + 1], host, self._layer_ids[index + 1],
+            lists[at], *where, **self._how,
+          )  # fmt: skip
+        else:
+          xs[at], now[index] = programs.layer(params, xs[at], now[index], *where, **self._how)
+    return xs, tuple(now)
+
+  def head(
+    self, x: jax.Array, lengths: jax.Array, draws: tuple[jax.Array, jax.Array, jax.Array]
+  ) -> tuple[jax.Array, jax.Array]:
+    """Token ids [B, 1] and gaps [B]; see `programs.head`."""
+    return programs.head(self._params.head, x, lengths, *draws, config=self._config)
+
+  def warm(
+    self,
+    pools: io_backend.DevicePool,
+    batch: Batch,
+    host: io_backend.HostPool | None,
+    nothing: LoadLists | None,
+  ) -> tuple[jax.Array, io_backend.DevicePool]:
+    """Compiles what `run` needs for the shape of `batch`: one layer stands for all.
+
+    Args:
+      pools: of the device.
+      batch: with lengths of 0, so that nothing is written.
+      host: the host pool.
+      nothing: a count of 0 and slots, if loads are to run beside the compute.
+
+    Returns:
+      [B, T, hidden] and the pools.
+    """
+    params = self._params.layers[0]
+    where = (batch.table, batch.starts, batch.lengths)
+    x = programs.embed(self._params.embedding, batch.token_ids)
+    first, *others = pools
+    x, first = programs.layer(params, x, first, *where, **self._how)
+    if nothing is not None and host is not None:
+      first, *others = self.load_first((first, *others), host, [nothing])
+      if others:
+        more: Any = (host, self._layer_ids[1], nothing)
+        x, first, others[0] = self._layer_and_load(
+          params, x, first, others[0], *more, *where, **self._how
+        )
+    programs.marker(x)
+    programs.marker(first)
+    return x, (first, *others)

@@ -1,0 +1,111 @@
+"""bfloat16 on a GPU: cuDNN's attention, and loads by the kernel beside the compute."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from strata_jax import config as config_lib
+from strata_jax.executors import protocol
+from strata_jax.models import random
+from strata_jax.tiers import device as device_tier
+from strata_jax.tiers import host as host_tier
+from tests.executors import driver
+
+pytestmark = pytest.mark.gpu
+TOKENS = 500
+
+
+@functools.cache
+def model():
+  config = dataclasses.replace(
+    config_lib.MODELS["tiny"], name="small", num_layers=4, hidden_size=512, intermediate_size=1024,
+    num_heads=8, head_dim=64, dtype="bfloat16", vocab_size=1024,
+  )  # fmt: skip
+  return config, random.random_params(config, seed=5)
+
+
+def make_driver(page_size, **options):
+  pages = driver.pages(TOKENS, page_size)
+  executor = driver.make_executor(
+    *model(), page_size, device_pages=4 * pages, host_pages=2 * pages, **options
+  )
+  return driver.Driver(executor, page_size)
+
+
+def prompt(seed=0):
+  return np.random.default_rng(seed).integers(0, 1024, TOKENS - 30).tolist()
+
+
+def page_bytes(drive, slots):
+  return device_tier.read_pages(drive.executor.device_pool, slots).view(np.uint8)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_cudnn_computes_the_kv_that_xla_computes(page_size):
+  got = {}
+  for attention in ("cudnn", "xla"):
+    drive = make_driver(page_size, attention=attention)
+    drive.executor.register(0, protocol.SamplingParams(), None)
+    slots = np.random.default_rng(1).permutation(driver.pages(TOKENS, page_size))
+    drive.prefill(0, prompt(), slots)  # several pieces, each behind the ones before
+    work = drive.decode_work(0, 7, TOKENS - 30, slots, 16)
+    drive.step(decodes=(work,), decode_steps=1)
+    used = slots[: driver.pages(TOKENS - 30, page_size)]
+    got[attention] = device_tier.read_pages(drive.executor.device_pool, used).astype(np.float32)
+  np.testing.assert_allclose(got["cudnn"], got["xla"], atol=0.12, rtol=0.05)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize(
+  ("io", "overlap"),
+  [("kernel", "layer"), ("kernel", "whole"), ("copy_engine", "layer"), ("memcpy_async", "layer")],
+)
+def test_warm_equals_cold_and_bytes_survive_beside_compute(io, overlap, page_size):
+  drive = make_driver(page_size, io=io, overlap=overlap)
+  executor = drive.executor
+  executor.warmup()
+  at = device_tier.buffer_pointers(executor.device_pool)
+  host_at = executor.host_pool.unsafe_buffer_pointer()
+  pages = driver.pages(TOKENS, page_size)
+  free = np.random.default_rng(2).permutation(4 * pages)
+  here, there, other, spare = free.reshape(4, pages)
+  token_ids = prompt()
+  hit = (len(token_ids) - 40) // page_size
+  for request_id in range(3):
+    executor.register(request_id, protocol.SamplingParams(), None)
+  cold = drive.prefill(0, token_ids, here)
+  kept = np.random.default_rng(3).permutation(2 * pages)[:hit]
+  drive.backup(here[:hit], kept)
+  want = page_bytes(drive, here[:hit])
+  kept_bytes = host_tier.read_pages(executor.host_pool, kept).view(np.uint8)
+  np.testing.assert_array_equal(kept_bytes, want)
+
+  work = lambda request_id, ids, start, slots, **fields: protocol.PrefillWork(
+    request_id=request_id, token_ids=np.array(ids[start:], np.int32), start=start,
+    page_table=np.asarray(slots[: driver.pages(len(ids), page_size)], np.int32),
+    samples=True, **fields,
+  )  # fmt: skip
+  for round_ in range(3):  # the same step again: nothing in it may race
+    slots = (there, spare, there)[round_]
+    load = drive.load_work(kept, slots[:hit], transfer_id=1)
+    *_, done = drive.step(
+      2, loads=(load,),
+      prefills=(
+        work(0, prompt(1), 0, other),  # cold, beside the load
+        work(1, token_ids, hit * page_size, slots, waits_for=(1,)),
+      ),
+    )  # fmt: skip
+    np.testing.assert_array_equal(page_bytes(drive, slots[:hit]), want)
+    assert done.near_ties.get(1) or done.tokens[1] == cold.tokens[0]
+  # Overwritten on the device, loaded again beside decode steps.
+  drive.prefill(0, prompt(4), there)
+  load = drive.load_work(kept, there[:hit], transfer_id=1)
+  decode = drive.decode_work(1, cold.tokens[0][0], len(token_ids), spare, 8)
+  *_, done = drive.step(2, loads=(load,), parked_loads=(1,), decodes=(decode,), decode_steps=8)
+  np.testing.assert_array_equal(page_bytes(drive, there[:hit]), want)
+  assert len(done.tokens[1]) == 8
+  assert executor.recompiles == 0
+  assert device_tier.buffer_pointers(executor.device_pool) == at
+  assert executor.host_pool.unsafe_buffer_pointer() == host_at
