@@ -57,11 +57,11 @@ class SegmentFolder:
     marker = os.path.join(root, _MARKER)
     if os.path.exists(root) and not os.path.isdir(root):
       raise NotADirectoryError(f"store: expected a folder, got the file {root}")
-    if os.path.isdir(root) and os.listdir(root) and not os.path.exists(marker):
+    if os.path.isdir(root) and self._is_foreign():
       raise ValueError(f"store: expected an empty folder or a store of segments, got {root}")
     try:
       os.makedirs(root, exist_ok=True)
-      if not os.path.exists(marker):
+      if not os.path.exists(marker):  # before anything else is made
         self._write_marker(marker)
       for folder in (self.segments, self.trash, self.writers):
         os.makedirs(folder, exist_ok=True)
@@ -71,6 +71,11 @@ class SegmentFolder:
         raise
       self.writable = False
       log.warning("store %s is read only: %s", root, error)
+
+  def _is_foreign(self) -> bool:
+    """Whether the folder holds something else; another process may be making it a store now."""
+    others = [name for name in os.listdir(self.root) if not name.startswith(_MARKER)]
+    return bool(others) and not os.path.exists(os.path.join(self.root, _MARKER))
 
   def _write_marker(self, marker: str) -> None:
     temporary = f"{marker}.{secrets.token_hex(4)}"

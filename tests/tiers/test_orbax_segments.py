@@ -465,6 +465,28 @@ def test_a_folder_of_something_else_is_refused(make, tmp_path):
     make(folder=str(tmp_path / "file"))
 
 
+def test_many_may_make_the_same_folder_at_once(tmp_path):
+  for attempt in range(20):
+    folder = str(tmp_path / str(attempt))
+    stores, errors = [], []
+
+    def open_one(folder=folder, stores=stores, errors=errors) -> None:
+      try:
+        stores.append(OrbaxSegments(folder, page_bytes=64, fingerprint="model"))
+      except Exception as error:
+        errors.append(error)
+
+    threads = [threading.Thread(target=open_one) for _ in range(4)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+    for store in stores:
+      store.close()
+    assert not errors
+    assert len(stores) == 4
+
+
 def test_a_closed_store_leaves_no_writer_behind(make, tmp_path):
   store = make()
   write(store, keys_of("a", 1))
