@@ -215,7 +215,6 @@ def _system(args: flags.Args) -> tuple[CacheConfig, SchedulerConfig, str, str]:
     write_policy=system.write_policy,
     selective_threshold=system.selective_threshold,
     enabled=system.prefix_cache,
-    min_load_tokens=system.min_load_tokens,
   )
   # Flags give the sizes of tiers; whether there is a host tier is the system's own.
   host_tokens = args.host_tokens if system.host else 0

@@ -91,7 +91,7 @@ class CacheController:
       decode_steps=serving.decode_steps,
     )
     self._states: dict[int, RequestState] = {}
-    self._waiting = WaitingLine(self.tiers, cache, self.storage)
+    self._waiting = WaitingLine(self.tiers, self.storage)
     self._running: dict[int, RequestState] = {}  # in admission order
     self._sequence = 0
     self._version = 0
@@ -156,7 +156,7 @@ class CacheController:
     return SchedulerView(
       version=self._version,
       waiting=self._waiting.views(),
-      running=tuple([view_builder.running_view(s, tiers, self.cache) for s in running]),
+      running=tuple([view_builder.running_view(s, tiers) for s in running]),
       parked=view_builder.parked_view(prefilling, tiers),
       in_flight=view_builder.in_flight_view(prefilling),
       loading=view_builder.loading_view(tiers),

@@ -122,7 +122,6 @@ class CacheConfig:
   write_policy: str = "write_through"
   selective_threshold: int = 2  # accesses before write_through_selective backs a node up
   enabled: bool = True  # off: every match is empty
-  min_load_tokens: int = 0  # shorter host hits are computed again
   access_count_entries: int = 1 << 20  # bound of the table of access counts of evicted pages
 
   def __post_init__(self) -> None:
@@ -131,7 +130,6 @@ class CacheConfig:
     validation.check_int(self, "host_tokens", minimum=0)
     validation.check_choice(self, "write_policy", WRITE_POLICIES)
     validation.check_int(self, "selective_threshold", minimum=1)
-    validation.check_int(self, "min_load_tokens", minimum=0)
     validation.check_int(self, "access_count_entries", minimum=1)
 
   @property

@@ -137,7 +137,6 @@ def cache_config(
     write_policy=system.write_policy,
     selective_threshold=system.selective_threshold,
     enabled=system.prefix_cache,
-    min_load_tokens=system.min_load_tokens,
   )
 
 

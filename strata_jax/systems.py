@@ -69,7 +69,6 @@ class SystemConfig:
   # Scheduling
   policy: str = "strata"
   scheduler: SchedulerConfig = dataclasses.field(default_factory=SchedulerConfig)
-  min_load_tokens: int = 0  # shorter host hits are computed again
 
   ideal: str = "none"  # a bound instead of a system: what it makes free
 
@@ -82,8 +81,7 @@ class SystemConfig:
     validation.check_choice(self, "load_backend", IO_BACKENDS)
     validation.check_choice(self, "store_backend", IO_BACKENDS)
     validation.check_choice(self, "overlap", OVERLAPS)
-    for field in ("min_load_tokens", "min_prefetch_tokens"):
-      validation.check_int(self, field, minimum=0)
+    validation.check_int(self, "min_prefetch_tokens", minimum=0)
     for field in (
       "prefetch_timeout_s",
       "prefetch_timeout_base_s",
@@ -104,9 +102,7 @@ class SystemConfig:
   def scheduler_config(self) -> SchedulerConfig:
     """The scheduler's config with what the policy sets and how this system's loads overlap."""
     config = policy_config(self.policy, self.scheduler)
-    return dataclasses.replace(
-      config, layerwise=self.overlap == "layer", min_load_tokens=self.min_load_tokens
-    )
+    return dataclasses.replace(config, layerwise=self.overlap == "layer")
 
   @property
   def tiers(self) -> tuple[str, ...]:
@@ -185,9 +181,9 @@ _hicache_today_like = SystemConfig(
   source=f"{_HICACHE}; {_SGLANG}", version="0.5 (2025)",
   not_modelled=f"its storage back ends' own costs; tensor parallel synchronisation; {_SKIPS}",
   page_size=1, load_backend="kernel", store_backend="memcpy_batch", overlap="layer",
-  min_load_tokens=10, min_prefetch_tokens=256, prefetch_timeout_s=30.0,
-  prefetch_timeout_base_s=2.0, prefetch_timeout_s_per_1024_tokens=0.1, policy=_FCFS,
-  scheduler=SchedulerConfig(prefetch="timeout"),
+  min_prefetch_tokens=256, prefetch_timeout_s=30.0, prefetch_timeout_base_s=2.0,
+  prefetch_timeout_s_per_1024_tokens=0.1, policy=_FCFS,
+  scheduler=SchedulerConfig(min_load_tokens=10, prefetch="timeout"),
 )  # fmt: skip
 _vllm_lmcache_like = SystemConfig(
   name="vllm_lmcache_like", description="LMCache: whole chunks of 256 tokens, whole load first",
@@ -211,8 +207,10 @@ _ct_hpkv_like = SystemConfig(
   not_modelled="its write path (?): write-through; pull order and overlap (?): whole load first; "
   + _SKIPS,
   page_size=16, storage="private", load_backend="memcpy_batch", store_backend="memcpy_batch",
-  overlap="whole", min_load_tokens=1024, min_prefetch_tokens=1024, policy=_FCFS,
-  scheduler=SchedulerConfig(load_or_compute="cheaper", prefetch="wait_complete"),
+  overlap="whole", min_prefetch_tokens=1024, policy=_FCFS,
+  scheduler=SchedulerConfig(
+    min_load_tokens=1024, load_or_compute="cheaper", prefetch="wait_complete"
+  ),
 )  # fmt: skip
 _mooncake_like = SystemConfig(
   name="mooncake_like", description="A shared store of 512-token blocks; illustrative",

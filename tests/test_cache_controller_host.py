@@ -116,16 +116,6 @@ def test_a_host_hit_may_be_computed_again():
   assert h.controller.stats.backups == 1
 
 
-def test_host_hits_below_the_threshold_are_not_offered():
-  h = Harness(min_load_tokens=17)
-  on_host_only(h)
-  request = h.add(PROMPT)
-  assert h.path(request) == [("in_queue", 16)]
-  h.prefill(request)
-  h.step_done()
-  assert h.hits(request) == (0, 0)
-
-
 def test_two_requests_share_one_load():
   h = Harness(device_pages=32)
   on_host_only(h)

@@ -84,7 +84,7 @@ def test_prefetch_timeout():
     ({"load_backend": "dma"}, "load_backend"),
     ({"page_size": 48, "host_chunk_tokens": 256}, "host_chunk_tokens"),
     ({"host": False}, "load_backend"),
-    ({"min_load_tokens": -1}, "min_load_tokens"),
+    ({"min_prefetch_tokens": -1}, "min_prefetch_tokens"),
   ],
 )
 def test_wrong_values_name_the_field(changes, field):

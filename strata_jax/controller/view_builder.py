@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from strata_jax.config import CacheConfig
 from strata_jax.controller.publishing import path_below
 from strata_jax.controller.request_state import RequestState
 from strata_jax.controller.tiers import CacheTiers
@@ -17,14 +16,12 @@ from strata_jax.scheduler.views import (
 )
 
 
-def waiting_view(
-  state: RequestState, cache: CacheConfig, prefetch: PrefetchView | None = None
-) -> RequestView:
+def waiting_view(state: RequestState, prefetch: PrefetchView | None = None) -> RequestView:
   """The view of a request that waits."""
   if state.tip is None:  # no cache
     path = (Span(-1, state.cap_tokens, "absent"),) if state.cap_tokens else ()
   else:
-    path = _spans(state.tip.path(), cache.min_load_tokens)
+    path = _spans(state.tip.path())
   return RequestView(
     request_id=state.request_id,
     arrival_s=state.arrival_s,
@@ -42,7 +39,7 @@ def waiting_view(
   )
 
 
-def running_view(state: RequestState, tiers: CacheTiers, cache: CacheConfig) -> RunningView:
+def running_view(state: RequestState, tiers: CacheTiers) -> RunningView:
   """The view of a request that holds device pages."""
   context = state.context_tokens
   left = state.max_length - state.length
@@ -62,7 +59,7 @@ def running_view(state: RequestState, tiers: CacheTiers, cache: CacheConfig) -> 
     rest = state.cap_tokens - context
     path = (Span(-1, rest, "absent"),) if rest > 0 else ()
   else:
-    path = _spans(path_below(state.tip, state.leaf), cache.min_load_tokens)
+    path = _spans(path_below(state.tip, state.leaf))
   return RunningView(
     request_id=state.request_id,
     phase="parked" if state.phase == "parked" else "prefill",
@@ -114,24 +111,14 @@ def loading_view(tiers: CacheTiers) -> dict[int, int]:
   }
 
 
-def _spans(nodes: list[Node], min_load_tokens: int) -> tuple[Span, ...]:
+def _spans(nodes: list[Node]) -> tuple[Span, ...]:
   spans = []
-  host_tokens = 0
   for node in nodes:
     span = node.span
     if span is None:
       span = Span(node.id, len(node.tokens), node.state, node.locks[DEVICE] > 0)
       node.span = span
-    if span.state == "host":
-      host_tokens += span.tokens
     spans.append(span)
-  if 0 < host_tokens < min_load_tokens:  # not worth a load: what else could be had of it?
-    return tuple(
-      span._replace(state="in_flight" if node.producers else "in_queue")
-      if span.state == "host"
-      else span
-      for node, span in zip(nodes, spans, strict=True)
-    )
   return tuple(spans)
 
 

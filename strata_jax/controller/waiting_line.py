@@ -3,7 +3,6 @@
 import bisect
 from collections.abc import Iterator, Sequence
 
-from strata_jax.config import CacheConfig
 from strata_jax.controller import admission, view_builder
 from strata_jax.controller.request_state import RequestState
 from strata_jax.controller.tiers import CacheTiers
@@ -15,11 +14,8 @@ from strata_jax.storage_tier import StorageTier
 class WaitingLine:
   """Keeps one cached view a request, made anew only when something about it has changed."""
 
-  def __init__(
-    self, tiers: CacheTiers, cache: CacheConfig, storage: StorageTier | None = None
-  ) -> None:
+  def __init__(self, tiers: CacheTiers, storage: StorageTier | None = None) -> None:
     self._tiers = tiers
-    self._cache = cache
     self._storage = storage
     self._states: list[RequestState] = []
     self._views: tuple[RequestView, ...] | None = ()  # None: to be made
@@ -70,7 +66,7 @@ class WaitingLine:
 
   def _make_view(self, state: RequestState) -> RequestView:
     prefetch = None if self._storage is None else self._storage.view(state)
-    return view_builder.waiting_view(state, self._cache, prefetch)
+    return view_builder.waiting_view(state, prefetch)
 
   def note(self, plan: StepPlan) -> None:
     """Counts the rounds of those who were deferred, postponed or passed over."""
