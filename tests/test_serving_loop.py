@@ -143,6 +143,25 @@ def test_parked_loads_are_covered_by_decode_steps():
   assert 0 <= summary["stall_fraction"] < 1
 
 
+@pytest.mark.parametrize("changes", [{}, {"rolling_loads": False}, {"max_bypasses": 1}], ids=str)
+def test_case_29_parked_loads_beyond_the_pool_make_progress(changes):
+  """Two documents of 40 pages each on the host, asked about at once beside a long decode."""
+  documents = [_tokens(160, seed=i) for i in range(2)]
+  warm = [_request(i, [*document, 1]) for i, document in enumerate(documents)]
+  talk = [_request(2, _tokens(9, seed=2), max_new_tokens=60)]
+  asked = [
+    _request(3 + i, [*documents[i % 2], 2 + i], arrival_s=5.0) for i in range(6)
+  ]  # fmt: skip
+  talk[0] = dataclasses.replace(talk[0], arrival_s=4.99)
+  requests = [*warm, *talk, *asked]
+  cache = dataclasses.replace(CACHE, device_tokens=240)
+  config = SchedulerConfig(ratio_threshold=1.0, **changes)
+  run = _Run(requests, cache=cache, policy=make_policy("strata", config))
+  run.check_outputs(requests)
+  assert sum(step.parked for step in run.result.steps) >= 2
+  assert all(r.host_hit_tokens >= 160 - 4 or r.device_hit_tokens for r in run.records[3:])
+
+
 @pytest.mark.parametrize("write_policy", ["write_through", "write_through_selective", "write_back"])
 def test_every_write_policy_gives_the_same_outputs(write_policy):
   requests = _mixed(40, documents=8)

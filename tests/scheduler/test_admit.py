@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from strata_jax.scheduler.config import SchedulerConfig
-from strata_jax.scheduler.policies import policy_config, schedule
+from strata_jax.scheduler.policies import POLICIES, policy_config, schedule
 from tests.scheduler.build import admitted, budgets, decodes, view, waits
 
 FCFS = policy_config("fcfs")
@@ -61,6 +61,17 @@ def test_room_for_running_outputs_is_kept():
   assert _fits(one, 1 + 7)
   assert _fits(one, 1 + 2, running_reserve_tokens=32)
   assert _fits(one, 1, running_reserve_tokens=0)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_case_29_small_requests_run_beside_one_that_has_no_room_yet(name):
+  queue = (waits(0, tail=1_000), waits(1, tail=10), waits(2, tail=10))
+  running = (decodes(9, output_tokens_left=0),)
+  plan = schedule(
+    view(*queue, running=running, free_pages=50, capacity_pages=2_000), policy_config(name)
+  )
+  assert sorted(admitted(plan)) == [1, 2]
+  assert plan.bypassed == (0,)
 
 
 def test_refused_says_why():
