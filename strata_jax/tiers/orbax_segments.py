@@ -303,8 +303,11 @@ class OrbaxSegments:
 
   def _save(
     self, pages: np.ndarray, keys: np.ndarray, checksums: np.ndarray, *, spare_bytes: int = 0
-  ) -> Segment:
-    """Commits a segment of `pages`, with as many keys and checksums from the start."""
+  ) -> Segment | None:
+    """Commits a segment of `pages`, with as many keys and checksums from the start.
+
+    None: it is durable, and another process has merged or evicted it already.
+    """
     keys, checksums = keys[: len(pages)].copy(), checksums[: len(pages)].copy()
     size_bytes = pages.nbytes + len(pages) * (page_keys.KEY_BYTES + 8) + _OVERHEAD_BYTES
     self._make_room(size_bytes, spare_bytes)
@@ -320,12 +323,6 @@ class OrbaxSegments:
       metadata = {"fingerprint": self._fingerprint, "page_bytes": self.page_bytes}
       saver.save(path, pages, index, metadata)
       self._folder.sync()
-      now_s = time.time()
-      segment = Segment(
-        path=path, namespace=self._index.namespace, page_bytes=self.page_bytes, keys=keys,
-        expected=checksums, dead=np.zeros(len(keys), bool), shadowed=np.zeros(len(keys), bool),
-        bytes=folder_bytes(path), used_s=now_s, touched_s=now_s,
-      )  # fmt: skip
     except OSError:
       self._folder.discard_unfinished(path)
       raise
@@ -333,6 +330,15 @@ class OrbaxSegments:
       self._savers.put(saver)
       with self._lock:
         self._incoming_bytes -= size_bytes
+    now_s = time.time()
+    try:
+      segment = Segment(
+        path=path, namespace=self._index.namespace, page_bytes=self.page_bytes, keys=keys,
+        expected=checksums, dead=np.zeros(len(keys), bool), shadowed=np.zeros(len(keys), bool),
+        bytes=folder_bytes(path), used_s=now_s, touched_s=now_s,
+      )  # fmt: skip
+    except FileNotFoundError:
+      return None
     with self._lock:  # a look at the folder may have found it already
       if segment.name not in self._index.segments:
         self._index.add(segment)

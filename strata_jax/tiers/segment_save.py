@@ -55,7 +55,10 @@ class SegmentSaver:
     except Exception as error:  # TensorStore reports faults of the medium as ValueError
       full = "RESOURCE_EXHAUSTED" in str(error) or "No space" in str(error)
       raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
-    size = os.stat(os.path.join(path, PAGES_FILE)).st_size
+    try:
+      size = os.stat(os.path.join(path, PAGES_FILE)).st_size
+    except FileNotFoundError:  # whole, and merged or evicted by another process already
+      return
     if size != pages.nbytes:
       raise OSError(errno.EIO, f"{path}: expected one raw file of {pages.nbytes} bytes, got {size}")
 

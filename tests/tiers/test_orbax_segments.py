@@ -243,6 +243,26 @@ def test_pages_that_another_wrote_before_the_commit_are_dropped(make):
   assert check_read(two, keys).all()
 
 
+def test_a_segment_taken_away_at_once_was_durable_all_the_same(make, monkeypatch):
+  """Another process merges small segments as soon as they are there."""
+  writer, other = make(), make()
+  keys = keys_of("a", 5)
+  save = SegmentSaver.save
+
+  def save_and_lose(self, *arguments):
+    save(self, *arguments)
+    monkeypatch.setattr(SegmentSaver, "save", save)
+    write(other, keys[4:])
+    other.compact()
+
+  write(writer, keys[:2])
+  monkeypatch.setattr(SegmentSaver, "save", save_and_lose)
+  assert write(writer, keys[2:4]) == 2
+  assert writer.stats["failed_writes"] == 0
+  assert writer.usage().pages == 5
+  assert check_read(writer, keys).all()
+
+
 def test_a_segment_merged_elsewhere_is_found_again_by_a_reader(make):
   writer, reader = make(), make()
   keys = keys_of("a", 8)
