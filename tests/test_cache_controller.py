@@ -1,5 +1,7 @@
 """Tests of strata_jax.cache_controller: requests from arrival to end, on the device tier."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -177,7 +179,7 @@ def test_an_admission_that_does_not_fit_changes_nothing():
   h.step_done()
   late = h.add(tokens((0, 13), (200, 8)))
   view = h.view()
-  before = (view.free_pages, view.evictable_pages, h.controller.tree.pages)
+  before = (view.free_pages, view.evictable_pages, copy.deepcopy(h.controller.tree.pages))
   entry = h.entry(view, late)
   assert entry.compute_start == 12
   applied = h.apply(prefill=(entry,))  # its own hit is not evicted for it

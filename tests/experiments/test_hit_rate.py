@@ -58,7 +58,16 @@ def test_the_whole_mooncake_trace_without_a_limit(tmp_path, capsys, page_size, r
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("pages", "hits"),
-  [(500, 12_165), (2_000, 15_944), (10_000, 62_005), (50_000, 102_724)],
+  [
+    (500, 12_165),
+    (1_000, 12_990),
+    (2_000, 15_944),
+    (5_000, 34_193),
+    (10_000, 62_005),
+    (20_000, 84_692),
+    (50_000, 102_724),
+    (100_000, 104_926),
+  ],
 )
 def test_bounded_pools(tmp_path, capsys, pages, hits):
   summary = run(
