@@ -49,6 +49,7 @@ class BenchConfig:
   )  # fmt: skip
   beside_tokens: tuple[int, ...] = (1024, 4096)  # computed while a load runs
   load_tokens: tuple[int, ...] = (4096, 16384)  # loaded beside them
+  layers_per_program: int = 1  # where nothing is loaded beside them
   rounds: int = 5  # of which the median is taken
   seed: int = 0  # of weights, prompts and slots
 
@@ -156,6 +157,7 @@ class Bench:
       ),
       io=io,
       overlap=overlap,
+      layers_per_program=config.layers_per_program,
     )
     self._rng = np.random.default_rng(config.seed)
     self._slots = self._rng.permutation(device_pages).astype(np.int32)

@@ -83,6 +83,7 @@ class JaxExecutor:
     io: str = "auto",
     attention: str = "auto",
     overlap: str = "auto",
+    layers_per_program: int = 1,
     store: page_store.PageStore | None = None,
   ) -> None:
     """Makes the pools.
@@ -99,6 +100,8 @@ class JaxExecutor:
         dtype, else XLA's.
       overlap: how loads overlap compute; auto: by layer on a GPU if the kernel can load, else
         whole.
+      layers_per_program: layers that one program computes where nothing is loaded beside them: more
+        take less time to launch and more to compile.
       store: of the storage tier, with pages as large as the layout's; stays the caller's. With one,
         `close` has to be called before the executor is given up.
 
@@ -106,6 +109,8 @@ class JaxExecutor:
       ValueError: the layout is not the model's, or there is no such back end or attention here.
     """
     expected = config.page_layout(page_layout.page_size, page_layout.dtype)
+    if layers_per_program < 1:
+      raise ValueError(f"layers_per_program: expected >= 1, got {layers_per_program}")
     if page_layout != expected:
       raise ValueError(f"page layout: expected {expected}, got {page_layout}")
     self._config = config
@@ -115,7 +120,9 @@ class JaxExecutor:
     on_gpu = self._target.platform == "gpu"
     attention = choices.choose_attention(attention, config, page_layout, on_gpu)
     self._by_layer = choices.choose_overlap(overlap, io, on_gpu) == "layer"
-    self._stack = layer_stack.LayerStack(config, params, attention, self._target)
+    self._stack = layer_stack.LayerStack(
+      config, params, attention, self._target, layers_per_program=layers_per_program
+    )
     self._io = io_auto.make_io_backend(io, page_layout)
     self._device = device_tier.make_device_pool(page_layout, device_pages, self._target)
     self._host: io_backend.HostPool | None = None

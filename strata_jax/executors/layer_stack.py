@@ -33,10 +33,24 @@ class LayerStack:
     params: llama.Params,
     attention: str,
     device: jax.Device,
+    *,
+    layers_per_program: int = 1,
   ) -> None:
-    """Puts the weights on the device; `attention` names an implementation."""
+    """Puts the weights on the device.
+
+    Args:
+      config: the model.
+      params: its weights.
+      attention: an implementation by name.
+      device: where all of it runs.
+      layers_per_program: layers that one program computes where nothing is loaded beside them.
+    """
     self._config = config
     self._params = jax.device_put(params, device)
+    self._groups: tuple[slice, ...] = ()
+    if layers_per_program > 1:
+      firsts = range(0, config.num_layers, layers_per_program)
+      self._groups = tuple(slice(first, first + layers_per_program) for first in firsts)
     self._how = {"config": config, "implementation": attention}
     self._layer_ids = jax.device_put(
       tuple(np.int32(index) for index in range(config.num_layers)), device
@@ -80,6 +94,8 @@ class LayerStack:
       Hidden states [B, T, hidden] of each batch, and the pools.
     """
     xs: list[jax.Array] = [programs.embed(self._params.embedding, b.token_ids) for b in batches]
+    if reached is None and self._groups:
+      return self._run_groups(xs, pools, batches)
     now = list(pools)
     last = len(now) - 1
     for index, params in enumerate(self._params.layers):
@@ -98,6 +114,19 @@ class LayerStack:
           xs[at], now[index] = programs.layer(params, xs[at], now[index], *where, **self._how)
     return xs, tuple(now)
 
+  def _run_groups(
+    self, xs: list[jax.Array], pools: io_backend.DevicePool, batches: Sequence[Batch]
+  ) -> tuple[list[jax.Array], io_backend.DevicePool]:
+    """`run` with nothing beside it."""
+    now = list(pools)
+    for group in self._groups:
+      for at, batch in enumerate(batches):
+        where = (batch.table, batch.starts, batch.lengths)
+        xs[at], now[group] = programs.layers(
+          self._params.layers[group], xs[at], tuple(now[group]), *where, **self._how
+        )
+    return xs, tuple(now)
+
   def head(
     self, x: jax.Array, lengths: jax.Array, draws: tuple[jax.Array, jax.Array, jax.Array]
   ) -> tuple[jax.Array, jax.Array]:
@@ -111,7 +140,7 @@ class LayerStack:
     host: io_backend.HostPool | None,
     nothing: LoadLists | None,
   ) -> tuple[jax.Array, io_backend.DevicePool]:
-    """Compiles what `run` needs for the shape of `batch`: one layer stands for all.
+    """Compiles what `run` needs for the shape of `batch`: the first layer stands for all.
 
     Args:
       pools: of the device.
@@ -125,7 +154,12 @@ class LayerStack:
     params = self._params.layers[0]
     where = (batch.table, batch.starts, batch.lengths)
     x = programs.embed(self._params.embedding, batch.token_ids)
-    first, *others = pools
+    now = list(pools)
+    for group in {len(pools[group]): group for group in self._groups}.values():
+      x, now[group] = programs.layers(
+        self._params.layers[group], x, tuple(now[group]), *where, **self._how
+      )
+    first, *others = now
     x, first = programs.layer(params, x, first, *where, **self._how)
     if nothing is not None and host is not None:
       first, *others = self.load_first((first, *others), host, [nothing])

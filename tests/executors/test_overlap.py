@@ -23,10 +23,10 @@ def model(num_layers):
   return config, random.random_params(config, seed=5)
 
 
-def make_driver(overlap, num_layers=3, context=128):
+def make_driver(overlap, num_layers=3, context=128, **options):
   executor = driver.make_executor(
     *model(num_layers), PAGE_SIZE, device_pages=DEVICE_PAGES, host_pages=HOST_PAGES,
-    context=context, overlap=overlap,
+    context=context, overlap=overlap, **options,
   )  # fmt: skip
   return driver.Driver(executor, PAGE_SIZE)
 
@@ -118,9 +118,24 @@ def test_more_pages_than_fit_beside_are_loaded_first():
   np.testing.assert_array_equal(after, before[np.arange(50) % 16])
 
 
+def test_some_layers_in_one_program_compute_the_same():
+  got = []
+  for layers_per_program in (1, 2):  # of 3 layers
+    drive = make_driver("whole", layers_per_program=layers_per_program)
+    ids = drive.generate(0, prompts()[0], 4, np.arange(20))
+    got.append((ids, device_tier.read_pages(drive.executor.device_pool, np.arange(20))))
+  assert got[0][0] == got[1][0]
+  np.testing.assert_allclose(got[0][1], got[1][1], atol=1e-5)
+  with pytest.raises(ValueError, match="layers_per_program: expected >= 1, got 0"):
+    make_driver("whole", layers_per_program=0)
+
+
 @pytest.mark.slow
-def test_nothing_compiles_after_the_warm_up():
-  drive = make_driver("layer", context=112)  # a width that no other test compiles
+@pytest.mark.parametrize("layers_per_program", [1, 2])
+def test_nothing_compiles_after_the_warm_up(layers_per_program):
+  # A width that no other test compiles.
+  context = 112 + 4 * layers_per_program
+  drive = make_driver("layer", context=context, layers_per_program=layers_per_program)
   drive.executor.warmup()
   assert not np.any(device_tier.read_pages(drive.executor.device_pool, np.arange(DEVICE_PAGES)))
   kept = fill_host(drive)
@@ -128,6 +143,7 @@ def test_nothing_compiles_after_the_warm_up():
   work = prefill_work(0, prompts()[0], 4, np.arange(30, 60), waits_for=(8,))
   drive.step(2, loads=(load,), prefills=(work,))
   drive.load(kept[1], np.arange(len(kept[1])))
+  drive.step(decodes=(drive.decode_work(0, 1, 60, np.arange(30, 60)),))
   assert drive.executor.recompiles == 0
 
 
