@@ -20,11 +20,9 @@ import numpy as np
 from strata_jax.access_history import AccessHistory
 from strata_jax.page_keys import root_key
 from strata_jax.radix_node import DEVICE, HOST, TIERS, Node
+from strata_jax.token_arrays import as_tokens, common_prefix, keep
 
-__all__ = ["DEVICE", "HOST", "HiRadixTree", "Inserted", "Match", "Node", "common_prefix"]
-
-_ONE_GO = 4096  # tokens compared at once before long runs are cut into blocks
-_BLOCK = 16384  # stays in the L1 / L2 cache
+__all__ = ["DEVICE", "HOST", "HiRadixTree", "Inserted", "Match", "Node"]
 
 
 class Match(NamedTuple):
@@ -63,45 +61,6 @@ class TierPages:
     return self.held - self.evictable - self.in_transfer
 
 
-def common_prefix(first: np.ndarray, second: np.ndarray) -> int:
-  """How many leading tokens two int32 arrays of one length share."""
-  length = len(first)
-  start, stop = 0, min(length, _ONE_GO)
-  while start < stop:
-    differs = first[start:stop] != second[start:stop]
-    at = int(differs.argmax())
-    if differs[at]:
-      return start + at
-    start, stop = stop, min(length, stop + _BLOCK)
-  return length
-
-
-def as_tokens(tokens: Any) -> np.ndarray:
-  """int32 [tokens], checked; the same array when it is one already."""
-  array = np.asarray(tokens)
-  if array.dtype != np.int32:
-    limits = np.iinfo(np.int32)
-    if array.size and not (
-      np.issubdtype(array.dtype, np.integer)
-      and limits.min <= array.min()
-      and array.max() <= limits.max
-    ):
-      raise ValueError(f"tokens: expected 32-bit integers, got {array.dtype} {array!r}")
-    array = array.astype(np.int32)
-  if array.ndim != 1:
-    raise ValueError(f"tokens: expected one dimension, got shape {array.shape}")
-  return array
-
-
-def _keep(tokens: np.ndarray) -> np.ndarray:
-  """Tokens that nobody changes and that hold no much larger array in memory."""
-  if not tokens.flags.writeable:
-    base = tokens.base
-    if base is None or 2 * tokens.nbytes >= base.nbytes:
-      return tokens
-  return tokens.copy()
-
-
 class HiRadixTree:
   """A radix tree per namespace (salt, adapter) over pages of `page_size` tokens.
 
@@ -133,7 +92,6 @@ class HiRadixTree:
     node = self._roots.get((salt, adapter))
     if node is None:
       node = Node(-1, 0, None, np.empty(0, np.int32), 0)
-      node.span = None
       key = root_key(self.fingerprint, salt, adapter)
       node.prefix_hash = int.from_bytes(key[:8], "little")
       node.storage_key = key
@@ -288,7 +246,7 @@ class HiRadixTree:
     assert parent is not None
     assert node.slots[tier] is None
     if node.slots[DEVICE] is None and node.slots[HOST] is None:
-      node.tokens = _keep(node.tokens)
+      node.tokens = keep(node.tokens)
     node.slots[tier] = slots
     parent.holders[tier] += 1
     pages = self.pages[tier]

@@ -6,7 +6,8 @@ No requests run: each prompt is looked up and then inserted at once, one after t
 import numpy as np
 
 from strata_jax.page_allocator import PageAllocator
-from strata_jax.radix_tree import DEVICE, HiRadixTree, Node, as_tokens
+from strata_jax.radix_tree import DEVICE, HiRadixTree, Node
+from strata_jax.token_arrays import as_tokens
 
 _UNBOUNDED_PAGES = 2**31 - 1  # slots are int32
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata_jax.page_allocator import PageAllocator
-from strata_jax.radix_tree import DEVICE, HOST, HiRadixTree, as_tokens, common_prefix
+from strata_jax.radix_tree import DEVICE, HOST, HiRadixTree
 from strata_jax.tree_checks import check_slots, check_tree
 
 
@@ -276,14 +276,6 @@ def test_states():
   assert not tree.nodes
 
 
-@pytest.mark.parametrize(
-  "bad", [[1.5, 2.0], [2**31], [[1, 2]], ["a"]], ids=["floats", "too large", "2-d", "text"]
-)
-def test_wrong_tokens_are_an_error(bad):
-  with pytest.raises(ValueError, match="tokens: expected"):
-    as_tokens(bad)
-
-
 def test_wrong_number_of_slots_is_an_error():
   with pytest.raises(ValueError, match="expected 2 for 5 tokens, got 3"):
     HiRadixTree(2).insert(range(5), np.arange(3, dtype=np.int32))
@@ -292,14 +284,6 @@ def test_wrong_number_of_slots_is_an_error():
 def test_page_size_is_at_least_one():
   with pytest.raises(ValueError, match="page_size"):
     HiRadixTree(0)
-
-
-@given(st.integers(0, 70_000), st.integers(0, 70_000), st.integers(0, 10))
-def test_common_prefix(length, at, more):
-  first = np.zeros(length, np.int32)
-  second = first.copy()
-  second[at : at + more] = 1
-  assert common_prefix(first, second) == (min(at, length) if more else length)
 
 
 paths = st.lists(st.integers(0, 2), max_size=14)

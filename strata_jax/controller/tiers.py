@@ -117,10 +117,6 @@ class CacheTiers:
       node.backup_due = True
       self._due[node] = None
 
-  @property
-  def has_backups_due(self) -> bool:
-    return bool(self._due)
-
   def start_backups(self) -> tuple[BackupWork, ...]:
     """Starts what is due, and what this step's evictions write back."""
     works: list[BackupWork] = []
