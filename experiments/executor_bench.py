@@ -1,16 +1,17 @@
 """How fast the JAX executor computes, and how much of a load it hides.
 
   python -m experiments.executor_bench
-  XLA_FLAGS=--xla_gpu_enable_triton_gemm=false python -m experiments.executor_bench --page_sizes=16
+  XLA_FLAGS="--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false" \\
+    python -m experiments.executor_bench --page_sizes=16  # compiles in seconds
 
 Drives the executor alone, no serving loop: a step with the prefills of some prompts, a step of
 decodes of a batch, and a prefill with a load beside it, by several ways to load. What the device
 does at best is measured in the same run: one large matrix product and one large copy. Without a GPU
 a tiny model shows that all of it runs.
 
-`beside` rows: `load_ms` and `compute_ms` are the two alone, `both_ms` is the step with both;
-`over_max` is both_ms over the larger one. The first layer's load is hidden by nothing, which leaves
-1 + 1 / layers at best where the load is the larger one.
+Rows of `beside` and `beside_decode`: `load_ms` and `compute_ms` are the two alone, `both_ms` is the
+step with both; `over_max` is both_ms over the larger one. The first layer's load is hidden by
+nothing, which leaves 1 + 1 / layers at best where the load is the larger one.
 """
 
 import dataclasses
@@ -96,6 +97,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
     "prefill": [],
     "decode": [],
     "beside": [],
+    "beside_decode": [],
   }
   for page_size in config.page_sizes:
     for number, loads in enumerate(config.loads):
@@ -107,6 +109,7 @@ def measure(config: BenchConfig) -> dict[str, Any]:
       for load_tokens in config.load_tokens:
         for tokens in config.beside_tokens:
           summary["beside"].append(bench.beside(tokens, load_tokens))
+        summary["beside_decode"].append(bench.beside_decode(load_tokens))
       del bench  # its pools
   return summary
 
@@ -191,11 +194,7 @@ class Bench:
       self._config.decode_context,
       self._config.decode_steps,
     )
-    tables = self._tables(batch, context + steps)
-    works = tuple(
-      protocol.DecodeWork(request_id=i, token_id=1, position=context, page_table=table)
-      for i, table in enumerate(tables)
-    )
+    works = self._decode_works()
     seconds, _ = self._time(lambda: {"decodes": works, "decode_steps": steps})
     # Of one step: a device takes only some 32 programs ahead, after that a launch waits for it.
     _, host_s = self._time(lambda: {"decodes": works})
@@ -216,33 +215,48 @@ class Bench:
   def beside(self, tokens: int, load_tokens: int) -> dict[str, Any]:
     """A prefill of `tokens` behind a context of `load_tokens`, whose KV is loaded meanwhile."""
     (table,) = self._tables(1, load_tokens + tokens)
-    pages = load_tokens // self._layout.page_size
-    host = self._executor.host_pool
-    assert host is not None
-    load = protocol.LoadWork(
-      transfer_id=1, request_id=0, node_ids=(),
-      host_slots=self._rng.permutation(host.shape[0])[:pages].astype(np.int32),
-      device_slots=table[:pages], tokens=load_tokens,
-    )  # fmt: skip
+    load = self._load_work(table, load_tokens)
     work = self._prefill_work(0, tokens, load_tokens, table)
     both = dataclasses.replace(work, waits_for=(1,))
     compute_s, _ = self._time(lambda: {"prefills": (work,)})
     load_s, _ = self._time(lambda: {"loads": (load,)})
     both_s, host_s = self._time(lambda: {"loads": (load,), "prefills": (both,)})
+    return self._beside_row("prefill", tokens, load, compute_s, load_s, both_s, host_s)
+
+  def beside_decode(self, load_tokens: int) -> dict[str, Any]:
+    """One decode step of the batch, and a load that nobody in it waits for."""
+    load = self._load_work(self._slots, load_tokens)  # over pages of the batch: no matter here
+    works = self._decode_works()
+    compute_s, _ = self._time(lambda: {"decodes": works})
+    load_s, _ = self._time(lambda: {"loads": (load,)})
+    both_s, host_s = self._time(lambda: {"loads": (load,), "parked_loads": (1,), "decodes": works})
+    return self._beside_row("decode", len(works), load, compute_s, load_s, both_s, host_s)
+
+  def _beside_row(
+    self,
+    name: str,
+    tokens: int,
+    load: protocol.LoadWork,
+    compute_s: float,
+    load_s: float,
+    both_s: float,
+    host_s: float,
+  ) -> dict[str, Any]:
+    load_bytes = len(load.host_slots) * self._layout.page_bytes
     row = {
       "page_size": self._layout.page_size,
       "loads": self._loads,
       "tokens": tokens,
-      "load_tokens": load_tokens,
+      "load_tokens": load.tokens,
       "compute_ms": compute_s * 1e3,
       "load_ms": load_s * 1e3,
       "both_ms": both_s * 1e3,
       "launch_ms": host_s * 1e3,
       "over_max": both_s / max(compute_s, load_s),
-      "load_gbps": pages * self._layout.page_bytes / load_s / 1e9,
-      "load_gbps_beside": pages * self._layout.page_bytes / both_s / 1e9,
+      "load_gbps": load_bytes / load_s / 1e9,
+      "load_gbps_beside": load_bytes / both_s / 1e9,
     }
-    run_folder.say(f"beside: {row}")
+    run_folder.say(f"beside {name}: {row}")
     return row
 
   def _time(self, make: Callable[[], dict[str, Any]]) -> tuple[float, float]:
@@ -262,6 +276,24 @@ class Bench:
         seconds.append(events[-1].at_s - begun_s)
         host.append(launched_s)
     return statistics.median(seconds), statistics.median(host)
+
+  def _load_work(self, table: np.ndarray, tokens: int) -> protocol.LoadWork:
+    """A load of so many tokens from random places to the first pages of a table."""
+    host, pages = self._executor.host_pool, tokens // self._layout.page_size
+    assert host is not None
+    host_slots = self._rng.permutation(host.shape[0])[:pages].astype(np.int32)
+    return protocol.LoadWork(
+      transfer_id=1, request_id=0, node_ids=(), host_slots=host_slots, device_slots=table[:pages],
+      tokens=tokens,
+    )  # fmt: skip
+
+  def _decode_works(self) -> tuple[protocol.DecodeWork, ...]:
+    context = self._config.decode_context
+    tables = self._tables(self._config.decode_batch, context + self._config.decode_steps)
+    return tuple(
+      protocol.DecodeWork(request_id=i, token_id=1, position=context, page_table=table)
+      for i, table in enumerate(tables)
+    )
 
   def _prefill_work(
     self, request_id: int, tokens: int, start: int, table: np.ndarray

@@ -16,12 +16,7 @@ from jax.experimental import buffer_callback
 from strata_jax.tiers import cuda_copies, io_backend, layout
 
 _NO_TIMING = 2  # cudaEventDisableTiming
-# I/O back end: what submits, and the copies that a fragment is cut into.
-_WAYS: dict[str, tuple[cuda_copies.Submit, int]] = {
-  "memcpy_async": (cuda_copies.submit_each, 2),  # K and V each
-  "copy_engine": (cuda_copies.submit_batch, 1),
-}
-BACKENDS = tuple(_WAYS)
+BACKENDS = ("memcpy_async", "copy_engine")
 
 Gate = Callable[[int, jax.Array], jax.Array]
 
@@ -47,7 +42,9 @@ class GatedLoads:
     self._device_at = [pool.unsafe_buffer_pointer() for pool in pools]
     self._host_at = host.unsafe_buffer_pointer()
     self._layers = page_layout.num_layers
-    self._submit, self._parts = _WAYS[backend]
+    each = backend == "memcpy_async"  # K and V a copy each; else all of a layer's in one call
+    self._submit = cuda_copies.submit_each if each else cuda_copies.submit_batch
+    self._parts = 2 if each else 1  # copies a fragment
     self._size_bytes = page_layout.fragment_bytes // self._parts
     self._side = cuda_copies.SideStream()
     self._runtime = cuda_copies.cuda_module("cuda.bindings.runtime")

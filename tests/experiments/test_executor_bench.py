@@ -12,7 +12,8 @@ def test_a_tiny_model_runs(tmp_path, capsys):
   summary = json.loads(capsys.readouterr().out.splitlines()[-1])
   assert [row["loads"] for row in summary["beside"]] == ["auto/layer", "auto/whole"]
   assert len(summary["prefill"]) == len(summary["decode"]) == 1
-  for row in summary["beside"]:
+  assert len(summary["beside_decode"]) == 2
+  for row in (*summary["beside"], *summary["beside_decode"]):
     assert row["over_max"] == row["both_ms"] / max(row["compute_ms"], row["load_ms"])
   assert (tmp_path / "config.json").exists()
 

@@ -1,0 +1,71 @@
+"""The copies that gates ask for, carried out on the CPU, and the order of events."""
+
+import jax
+import numpy as np
+import pytest
+
+from strata_jax.executors import gated_loads
+from strata_jax.tiers import cuda_copies, device, host, layout
+from tests.tiers import cpu_driver
+
+LAYOUT = layout.PageLayout(num_layers=3, page_size=4, kv_heads=2, head_dim=8, dtype="bfloat16")
+
+
+class Runtime:
+  """Notes what is called; events are numbers."""
+
+  def __init__(self):
+    self.calls = []
+    self.events = 0
+
+  def cudaEventCreateWithFlags(self, flags):
+    self.events += 1
+    return 0, self.events - 1
+
+  def cudaEventRecord(self, event, stream):
+    self.calls.append(("record", event))
+    return (0,)
+
+  def cudaStreamWaitEvent(self, stream, event, flags):
+    self.calls.append(("wait", event))
+    return (0,)
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+  fake = Runtime()
+  cpu_driver.install(monkeypatch)
+  monkeypatch.setattr(cuda_copies, "cuda_module", lambda name: fake)
+  return fake
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="copies by the CPU")
+@pytest.mark.parametrize("backend", gated_loads.BACKENDS)
+def test_every_layer_waits_for_its_own_copies_and_submits_the_next(runtime, backend):
+  pools, host_pool = device.make_device_pool(LAYOUT, 9), host.make_host_pool(LAYOUT, 7)
+  rng = np.random.default_rng(0)
+  memory = host.page_bytes(host_pool)
+  memory[:] = rng.integers(0, 100, memory.shape)
+  gated = gated_loads.GatedLoads(LAYOUT, backend, pools, host_pool)
+  at = device.buffer_pointers(pools)
+  warmed, *others = pools
+  pools = (gated.warm(warmed), *others)
+  assert runtime.calls == []
+  for slots in (([1, 6], [8, 0]), ([2], [4])):
+    host_slots, device_slots = (np.array(side, np.int32) for side in slots)
+    gate = gated.begin(host_slots, device_slots)
+    pools = tuple(jax.block_until_ready(gate(layer, pool)) for layer, pool in enumerate(pools))
+    np.testing.assert_array_equal(
+      device.read_pages(pools, device_slots).view(np.uint8),
+      host.read_pages(host_pool, host_slots).view(np.uint8),
+    )
+  assert device.buffer_pointers(pools) == at
+  once = [("record", 0), ("record", 1), ("wait", 0), ("record", 2), ("wait", 1), ("wait", 2)]
+  assert runtime.calls == 2 * once
+
+
+def test_an_error_of_cuda_is_raised(runtime, monkeypatch):
+  monkeypatch.setattr(Runtime, "cudaEventCreateWithFlags", lambda self, flags: (700, None))
+  pools, host_pool = device.make_device_pool(LAYOUT, 2), host.make_host_pool(LAYOUT, 2)
+  with pytest.raises(RuntimeError, match="cudaEventCreateWithFlags: CUDA error 700"):
+    gated_loads.GatedLoads(LAYOUT, "copy_engine", pools, host_pool)
