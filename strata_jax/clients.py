@@ -5,6 +5,7 @@ Times are seconds since the run began. Requests that the in-flight cap keeps out
 
 import collections
 import heapq
+import math
 from collections.abc import Sequence
 
 from strata_jax.metrics import RequestRecord
@@ -100,6 +101,6 @@ def _check(requests: Sequence[Request]) -> None:
       )
     for name in ("arrival_s", "think_s", "abort_s"):
       value = getattr(r, name)
-      if value is not None and not value >= 0:
-        raise ValueError(f"request {r.request_id}: expected {name} >= 0, got {value}")
+      if value is not None and not 0 <= value < math.inf:
+        raise ValueError(f"request {r.request_id}: expected a finite {name} >= 0, got {value}")
     seen.add(r.request_id)

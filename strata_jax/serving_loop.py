@@ -6,6 +6,7 @@ simulated one.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -233,7 +234,9 @@ class _Run:
     self.result.plans += 1
     if self.recorder is not None:
       self.recorder(view, plan)
-    self.wake_at_s = plan.wake_at_s
+    # Never, or at a time that is over: then waking up would change nothing, again and again.
+    wake_at_s = plan.wake_at_s
+    self.wake_at_s = wake_at_s if wake_at_s is not None and now_s < wake_at_s < math.inf else None
     applied = self.controller.apply(plan, now_s)
     self._note(plan, applied, now_s)
     work = applied.work

@@ -461,16 +461,31 @@ def test_a_policy_that_asks_to_be_woken_is():
   assert run.result.plans < 10
 
 
+@pytest.mark.parametrize("wake_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_policy_that_asks_for_a_time_that_never_comes_is_refused(wake_s):
+  plans = []
+
+  def always(view):
+    plans.append(view)
+    assert len(plans) < 100, "the loop spins"
+    return StepPlan(version=view.version, wake_at_s=view.now_s + wake_s)
+
+  run = _Run([_request(0, _tokens(10))], policy=always)
+  assert run.result.deadlocks == 1
+  assert run.result.ended_s == 0.0
+
+
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
     ({"request_id": 0}, "expected distinct ids"),
     ({"follows": 7}, "expected to follow an earlier request"),
     ({"follows": 1}, "expected to follow an earlier request"),
-    ({"arrival_s": -1.0}, "expected arrival_s >= 0"),
-    ({"arrival_s": float("nan")}, "expected arrival_s >= 0"),
-    ({"think_s": -1.0}, "expected think_s >= 0"),
-    ({"abort_s": -1.0}, "expected abort_s >= 0"),
+    ({"arrival_s": -1.0}, "expected a finite arrival_s >= 0"),
+    ({"arrival_s": float("inf")}, "expected a finite arrival_s >= 0"),
+    ({"arrival_s": float("nan")}, "expected a finite arrival_s >= 0"),
+    ({"think_s": -1.0}, "expected a finite think_s >= 0"),
+    ({"abort_s": -1.0}, "expected a finite abort_s >= 0"),
   ],
 )
 def test_impossible_requests_are_refused_before_the_run(fields, message):
