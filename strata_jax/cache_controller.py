@@ -10,10 +10,10 @@ from typing import Any
 
 from strata_jax import validation
 from strata_jax.config import CacheConfig, ServingConfig, StorageConfig
-from strata_jax.controller import admission, view_builder
+from strata_jax.controller import admission, leaving, view_builder
 from strata_jax.controller.checks import check_controller
 from strata_jax.controller.decoding import decode_works
-from strata_jax.controller.publishing import end_growth, give_up_duplicates, path_below, publish
+from strata_jax.controller.publishing import give_up_duplicates, publish
 from strata_jax.controller.request_state import RequestState, output_limit
 from strata_jax.controller.results import Admission, Applied, BackupProgress, ControllerStats
 from strata_jax.controller.tiers import CacheTiers
@@ -195,7 +195,7 @@ class CacheController:
         continue
       state.phase = "prefill"
       resumed.append(request_id)
-      prefills.append(self._prefill_work(state))
+      prefills.append(admission.prefill_work(self.tiers, state))
     self._waiting.note(plan)
     self.stats.stale_entries += len(stale)
     return Applied(
@@ -367,22 +367,8 @@ class CacheController:
           parked_loads.append(load.transfer_id)
       else:
         state.phase = "prefill"
-        prefills.append(self._prefill_work(state))
+        prefills.append(admission.prefill_work(self.tiers, state))
     return admitted, loads, parked_loads, prefills
-
-  def _prefill_work(self, state: RequestState) -> PrefillWork:
-    start, end = state.chunk_start, state.chunk_end
-    state.in_step = True
-    transfers = self.tiers.transfers
-    state.load_ids = [i for i in dict.fromkeys(state.load_ids) if i in transfers]
-    return PrefillWork(
-      request_id=state.request_id,
-      token_ids=state.tokens[start:end],
-      start=start,
-      page_table=state.pages[: -(-end // self.cache.page_size)].copy(),
-      samples=end == state.prompt_tokens,
-      waits_for=tuple(state.load_ids),
-    )
 
   def _work(
     self,
@@ -458,7 +444,7 @@ class CacheController:
       return False
     self.stats.preempted += 1
     state.computed_tokens = max(state.computed_tokens, state.context_tokens)
-    self._release(state, state.context_tokens)
+    leaving.release(self.tiers, state, state.context_tokens)
     del self._running[request_id]
     state.prompt_tokens = state.length
     state.context_tokens = 0
@@ -475,27 +461,9 @@ class CacheController:
       self._leave_now(state)
 
   def _leave_now(self, state: RequestState) -> None:
-    self._release(state, state.keep_tokens)
+    leaving.release(self.tiers, state, state.keep_tokens)
     del self._running[state.request_id]
     del self._states[state.request_id]
-
-  def _release(self, state: RequestState, keep_tokens: int) -> None:
-    """Publishes what is left to publish; gives back locks, transient nodes and own pages."""
-    tiers, tree = self.tiers, self.tree
-    publish(tiers, state, self._whole_pages(min(keep_tokens, state.context_tokens)))
-    end_growth(tiers, state)
-    leaf, tip = state.leaf, state.tip
-    if leaf is not None and tip is not None:
-      if tip.end > leaf.end:
-        for node in path_below(tip, leaf):
-          node.producers.pop(state, None)
-          tree.changed(node)
-      tree.unlock(leaf, DEVICE)
-      tree.prune(tip if tip.end > leaf.end else leaf)
-    state.load_ids = []
-    state.duplicate_pages = 0
-    tiers.device.free(state.give_up(0, state.page_count))
-    state.page_count = 0
 
   def _whole_pages(self, tokens: int) -> int:
     return tokens // self.cache.page_size * self.cache.page_size

@@ -11,7 +11,7 @@ from strata_jax.controller.publishing import count_access, path_below, take_over
 from strata_jax.controller.request_state import RequestState
 from strata_jax.controller.results import Admission
 from strata_jax.controller.tiers import CacheTiers
-from strata_jax.executors.protocol import LoadWork
+from strata_jax.executors.protocol import LoadWork, PrefillWork
 from strata_jax.radix_tree import DEVICE, HOST, Node
 from strata_jax.scheduler.views import Prefill
 
@@ -170,6 +170,21 @@ def proceed(tiers: CacheTiers, pinned: Pinned) -> Outcome | None:
       state.load_ids.append(transfer.transfer_id)
     use_node(tiers, state, node)
   return None, load
+
+
+def prefill_work(tiers: CacheTiers, state: RequestState) -> PrefillWork:
+  """The chunk that a request computes now, once the loads that it reads have come."""
+  start, end = state.chunk_start, state.chunk_end
+  state.in_step = True
+  state.load_ids = [i for i in dict.fromkeys(state.load_ids) if i in tiers.transfers]
+  return PrefillWork(
+    request_id=state.request_id,
+    token_ids=state.tokens[start:end],
+    start=start,
+    page_table=state.pages[: -(-end // tiers.page_size)].copy(),
+    samples=end == state.prompt_tokens,
+    waits_for=tuple(state.load_ids),
+  )
 
 
 def leave_waiting(tiers: CacheTiers, state: RequestState) -> None:
