@@ -30,18 +30,18 @@ def choose_attention(
 
 
 def choose_overlap(name: str, io: str, on_gpu: bool) -> str:
-  """One of OVERLAPS; `auto` is by layer where the kernel loads.
+  """One of OVERLAPS; `auto` is by layer on a GPU, where the I/O back end can.
 
   Raises:
     ValueError: no such overlap, or not with this I/O back end.
   """
-  kernel_loads = io in ("auto", "kernel")
+  by_layer = ("auto", "kernel", *gated_loads.BACKENDS)
   if name == "auto":
-    return "layer" if on_gpu and kernel_loads else "whole"
+    return "layer" if on_gpu and io in by_layer else "whole"
   if name not in OVERLAPS:
     names = ", ".join((*OVERLAPS, "auto"))
     raise ValueError(f"overlap: expected one of {names}, got {name!r}")
-  if name == "layer" and on_gpu and not (kernel_loads or io in gated_loads.BACKENDS):
-    names = ", ".join(("kernel", "auto", *gated_loads.BACKENDS))
+  if name == "layer" and on_gpu and io not in by_layer:
+    names = ", ".join(by_layer)
     raise ValueError(f"overlap 'layer': expected one of the I/O back ends {names}, got {io!r}")
   return name

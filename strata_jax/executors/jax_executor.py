@@ -64,8 +64,8 @@ class JaxExecutor:
   Loads overlap compute in one of two ways. `whole`: all layers are loaded, then the compute begins.
   `layer`: the pages of all loads of a step are loaded layer by layer, those of layer l + 1 beside
   the compute of layer l, each batch of the step with a share of the pages beside it; without
-  prefills the first decode step takes them along. The first layer's load is not hidden; it alone
-  counts as stall then.
+  prefills the first decode step takes them along. Copies by the driver (see `gated_loads`) run
+  beside prefills alone. The first layer's load is not hidden; it alone counts as stall then.
 
   Shapes are padded to `buckets`. `warmup` compiles all programs; afterwards `recompiles` counts
   compilations that a step caused, which is a bug.
@@ -98,8 +98,7 @@ class JaxExecutor:
       io: the I/O back end by name, see `io_auto.make_io_backend`.
       attention: the implementation of attention by name; auto: cuDNN's on a GPU if it takes the
         dtype, else XLA's.
-      overlap: how loads overlap compute; auto: by layer on a GPU if the kernel can load, else
-        whole.
+      overlap: how loads overlap compute; auto: by layer on a GPU if the back end can, else whole.
       layers_per_program: layers that one program computes where nothing is loaded beside them: more
         take less time to launch and more to compile.
       store: of the storage tier, with pages as large as the layout's; stays the caller's. With one,

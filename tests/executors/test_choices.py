@@ -34,7 +34,7 @@ def test_pages_of_another_dtype_are_not_for_cudnn():
   [
     ("kernel", True, "layer"),
     ("auto", True, "layer"),
-    ("copy_engine", True, "whole"),
+    ("copy_engine", True, "layer"),
     ("device_put", True, "whole"),
     ("auto", False, "whole"),
   ],
