@@ -395,6 +395,26 @@ class TestWriteBack:
     assert h.held(tokens((0, 17))) == (12, 16)
     assert h.controller.stats.dropped_pages == 0
 
+  def test_room_on_the_host_is_made_from_the_copy_of_the_own_hit(self):
+    """Which splits the hit's node while the pages of its request are taken."""
+    h = self.make(device_pages=8, host_pages=4)
+    h.run(PROMPT)
+    h.run(tokens((100, 32)))  # PROMPT goes to the host, which is full now
+    assert h.held(PROMPT) == (0, 16)
+    evict(h)
+    h.run(PROMPT)  # loaded: its copy stays
+    h.run(tokens((200, 8)))
+    assert h.held(PROMPT) == (16, 16)
+    late = h.add(tokens((0, 16), (300, 12)))  # 3 pages of its own, 2 are free
+    h.prefill(late)
+    assert h.held(PROMPT) == (16, 8)
+    h.step_done()
+    assert h.hits(late) == (16, 0)
+    assert h.controller.stats.evicted_host_pages == 2
+    h.finish(late)
+    h.transfers_done()
+    assert h.held(tokens((200, 8))) == (4, 8)
+
   def test_pages_under_way_are_not_loaded(self):
     h = self.make(device_pages=8)
     h.run(PROMPT)
