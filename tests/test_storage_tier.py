@@ -433,6 +433,51 @@ def test_what_came_for_who_waits_is_not_evicted():
   assert harness.all_hits(waits) == (0, 0, 20)
 
 
+def test_reads_that_come_in_another_order_are_kept():
+  """The second piece comes first, and others want its room before the first one is there."""
+  harness = StorageHarness(
+    store=filled(8), host_pages=9, device_pages=12, storage={"held_host_fraction": 1.0}
+  )
+  waits = harness.add(prompt(8))
+  harness.start()
+  harness.look_up_done()
+  harness.start()
+  first, second = harness.reads
+  harness.read_done(second)
+  other = harness.add(prompt(4, first=1000))
+  harness.look_ups.clear()
+  harness.prefill(other)
+  harness.step_done()
+  harness.finish(other)
+  harness.flush()
+  harness.transfers_done()
+  harness.read_done(first)
+  assert harness.prefetch(waits)[:2] == (32, 32)
+
+
+def test_a_prefetch_that_counted_on_a_backup_reads_what_it_lost():
+  """Its first pages were on their way from the device to the host when it was looked up."""
+  harness = StorageHarness(store=filled(8), device_pages=9, storage={"writes": False})
+  first = harness.add(prompt(3))
+  harness.look_ups.clear()
+  harness.prefill(first)
+  harness.step_done()
+  harness.finish(first)
+  harness.flush()  # the backup is under way
+  waits = harness.add(prompt(8))
+  harness.start()
+  harness.look_up_done()
+  harness.start()
+  harness.backup_done(ok=False)
+  tiers = harness.controller.tiers
+  tiers.device.free(tiers.allocate(9))  # evicts the pages from the device
+  harness.settle()
+  assert harness.prefetch(waits)[0] == harness.prefetch(waits)[1]
+  harness.prefill(waits)
+  harness.step_done()
+  assert harness.computed[waits][-1][1] == 33
+
+
 def test_bytes_in_flight_are_bounded():
   store: dict = {}
   for first in range(100, 900, 100):

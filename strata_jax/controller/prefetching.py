@@ -117,6 +117,8 @@ class Prefetcher:
     started: list[StorageWork] = [*self._asked]
     self._asked.clear()
     for prefetch in list(self._active):
+      if prefetch.next >= prefetch.end and not self._is_on_its_way(prefetch):
+        prefetch.next = prefetch.begin
       while prefetch.next < prefetch.end:
         room = self._in_flight_pages - self._reading_pages
         if room <= 0:
@@ -139,14 +141,21 @@ class Prefetcher:
     for node in self._nodes(prefetch):
       if node.end > prefetch.begin + found:  # the store evicted it
         self._tiers.uncover(node)
-    if found < self._config.min_prefetch_tokens:
+    prefetch.end = min(prefetch.end, prefetch.begin + found)
+    nodes = self._nodes(prefetch)
+    above = nodes[0].parent if nodes else None
+    if (
+      found < self._config.min_prefetch_tokens
+      or above is None
+      or (above.parent is not None and above.slots[HOST] is None)  # evicted meanwhile
+    ):
       state.prefetch = None
       self._changed(prefetch)
       return
     self._tiers.stats.found_tokens += found
-    prefetch.end = min(prefetch.end, prefetch.begin + found)
     self._active[prefetch] = None
-    for node in self._nodes(prefetch):
+    prefetch.hold = self._tiers.hold(nodes[-1])  # all of the path, as soon as it is there
+    for node in nodes:
       self._tiers.cover(node)
     self._changed(prefetch)
 
@@ -170,7 +179,7 @@ class Prefetcher:
     for state in sorted(states, key=lambda state: state.sequence):
       if good < end:
         self._shorten(state.prefetch, good)
-      self._hold(state.prefetch)
+      self._changed(state.prefetch)
 
   def clear(self) -> None:
     self._asked.clear()
@@ -257,16 +266,12 @@ class Prefetcher:
       self._tiers.stats.shortened_prefetches += 1
       self._changed(prefetch)
 
-  def _hold(self, prefetch: Prefetch) -> None:
-    """Keeps what has come for its request from being evicted."""
-    last = self._arrived(prefetch)
-    while last is not None and not last.ready(HOST):  # on the device alone
-      last = last.parent if last.start > prefetch.begin else None
-    if last is not None:
-      old, prefetch.hold = prefetch.hold, self._tiers.hold(last)
-      if old is not None:
-        self._tiers.release(old)
-    self._changed(prefetch)
+  def _is_on_its_way(self, prefetch: Prefetch) -> bool:
+    """Whether all of it is in memory or comes; if not, a backup that was counted on has failed."""
+    for node in self._nodes(prefetch):
+      if node.slots[HOST] is None and not node.ready(DEVICE):
+        return False
+    return True
 
   def _changed(self, prefetch: Prefetch) -> None:
     self._tiers.tree.dirty_waiters.add(prefetch.state)

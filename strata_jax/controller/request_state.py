@@ -182,7 +182,7 @@ class Prefetch:
     self.end = end  # until the look-up is answered: as far as it may lead
     self.next = begin  # what lies before is on the host, or on its way there
     self.deadline_s = deadline_s
-    self.hold: Any = None  # keeps what came from being evicted
+    self.hold: Any = None  # keeps the host pages of its path from being evicted
 
 
 def output_limit(request: Request) -> int:
