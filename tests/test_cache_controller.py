@@ -263,6 +263,17 @@ def test_a_wrong_plan_changes_nothing():
   assert h.controller.tree.pages[0].protected == 0
 
 
+def test_of_two_decodes_only_those_that_find_pages_run():
+  h = Harness(page_size=2, device_pages=5, host_pages=0)
+  first, second = h.add(tokens((0, 4)), outputs=3), h.add(tokens((50, 4)), outputs=3)
+  h.prefill(first, second)
+  h.step_done()
+  h.view()
+  applied = h.apply(decode=(first, second))  # each needs a page, one is left
+  assert applied.stale == (second,)
+  assert [decode.request_id for decode in applied.work.decodes] == [first]
+
+
 def test_no_plan_while_a_step_is_under_way():
   h = Harness()
   request = h.add(tokens((0, 9)))

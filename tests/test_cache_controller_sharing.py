@@ -218,6 +218,30 @@ def test_decode_goes_on_beside_a_new_child_of_its_node():
   assert h.hits(behind) == (8, 0)
 
 
+def test_a_split_of_a_growing_node_leaves_the_cache_its_own_slots():
+  """The page table of the request that grew it is used for other pages after a preemption."""
+  h = Harness(page_size=1, device_pages=64, host_pages=0)
+  request = h.add(tokens((0, 5)), outputs=9)
+  h.prefill(request)
+  h.step_done()
+  for _ in range(4):
+    h.view()
+    h.apply(decode=(request,))
+    h.step_done()
+  h.view()
+  context = np.array(h.contexts[request], np.int32)
+  inside = h.add(np.concatenate([context[:7], tokens((500, 3))]))  # splits the growing node
+  h.view()
+  h.apply(preempt=(request,))
+  h.view()
+  # A plan may compute a prompt again although all of it is there.
+  h.apply(prefill=(Prefill(request, (), 0, len(context)),))
+  h.step_done()
+  h.prefill(inside)
+  h.step_done()
+  assert h.hits(inside) == (7, 0)
+
+
 def test_prompts_of_every_alignment():
   for page_size in (1, 3, 4):
     h = Harness(page_size=page_size, device_pages=80)
