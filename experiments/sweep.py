@@ -2,6 +2,7 @@
 
   python -m experiments.sweep --name=throughput_at_ttft --out=runs/fig8
   python -m experiments.sweep --name=ablation --quick
+  python -m experiments.sweep --name=ablation --policy=mine.py:schedule   # rows beside strata's
   python -m experiments.sweep --name=my_sweep.py            # a file with SWEEP in it
 
 A cell that was measured by the same code stays on file under --out and is not run again.
@@ -11,6 +12,7 @@ import concurrent.futures
 import functools
 import hashlib
 import importlib.util
+import inspect
 import json
 import multiprocessing
 import pathlib
@@ -22,7 +24,7 @@ from typing import Any
 from experiments import flags, run_folder
 from experiments.sweeps import SWEEPS
 from experiments.sweeps.types import Cell, Options, Row, Sweep
-from strata_jax import profile
+from strata_jax import policy_loading, profile
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -118,9 +120,18 @@ def measure_one(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cell_key(name: str, config: Mapping[str, Any]) -> str:
-  """Names a cell by what it depends on: its config and the sources."""
-  text = json.dumps([name, run_folder.plain(config), repr(config), source_digest()])
+  """Names a cell by what it depends on: its config, the sources, its policy's file."""
+  policy = config.get("case", {}).get("policy")
+  own = policy_source(policy) if policy and ":" in policy else ""
+  text = json.dumps([name, run_folder.plain(config), repr(config), source_digest(), own])
   return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+@functools.cache
+def policy_source(spec: str) -> str:
+  """The text of the file that a policy FILE.py:NAME or module:NAME stands in; "" without one."""
+  found = inspect.getsourcefile(inspect.unwrap(policy_loading.load_function(spec)))
+  return pathlib.Path(found).read_text(encoding="utf-8") if found else ""
 
 
 @functools.cache

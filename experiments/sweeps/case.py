@@ -17,6 +17,7 @@ class Case:
   """What a run depends on. `overrides`: system fields; `scheduler.FIELD` for its scheduler's."""
 
   system: str
+  policy: str | None = None  # instead of the system's: a name, FILE.py:NAME or module:NAME
   overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   workload: str = "loogle_like"
   limit: int | None = None
@@ -85,7 +86,7 @@ def simulate(
   if give_up_ttft_s is not None and len(times) == len(workload.requests):
     watch = _Watch(times, give_up_ttft_s)
   simulated = sim.simulate(
-    workload, setup.profile, setup.system, serving=setup.serving,
+    workload, setup.profile, setup.system, policy=case.policy, serving=setup.serving,
     pools=sim.PoolSizes(device_tokens=case.device_tokens, host_tokens=case.host_tokens),
     initial_cache=case.initial_cache, recorder=watch.record if watch else None,
     progress=watch.progress if watch else None,

@@ -9,6 +9,7 @@ from experiments import plots
 from experiments.sweeps import statistics, throughput
 from experiments.sweeps.case import Case
 from experiments.sweeps.types import Cell, Options, Row
+from strata_jax import policy_loading
 
 _SUMMARY = (
   "hit_ratio", "stall_fraction", "bubble_fraction", "load_gbps", "loaded_tokens", "deferred",
@@ -24,7 +25,11 @@ def cells(
   seeds: int,
   targets: Sequence[float] = (throughput.HEADLINE,),
 ) -> list[dict[str, Any]]:
-  """One cell a variant and seed, with what the command line says applied."""
+  """One cell a variant and seed, with what the command line says applied.
+
+  Raises ValueError for a policy that cannot be loaded or has no place in the sweep.
+  """
+  variants = with_policy(options, variants)
   seeds = options.seeds or (_QUICK_SEEDS if options.quick else seeds)
   limit = options.limit or (_QUICK_LIMIT if options.quick else None)
   result = []
@@ -36,6 +41,32 @@ def cells(
       changed = dataclasses.replace(case, **changes)
       result.append({"label": label, "targets": list(targets), "case": changed.to_json()})
   return result
+
+
+def with_policy(options: Options, variants: Mapping[str, Case]) -> dict[str, Case]:
+  """The variants with one of the option's policy behind each that is strata as it stands.
+
+  Thresholds of the scheduler may differ: the policy is given them too.
+  """
+  if options.policy is None:
+    return dict(variants)
+  policy_loading.load_policy(options.policy)
+  result: dict[str, Case] = {}
+  for label, case in variants.items():
+    result[label] = case
+    changed = [value for value in case.overrides.values() if isinstance(value, bool | str)]
+    if case.system == "strata" and not changed:
+      own = f"{label} with {policy_name(options.policy)}"
+      result[own] = dataclasses.replace(case, policy=options.policy)
+  if len(result) == len(variants):
+    raise ValueError(f"--policy: expected a sweep with rows of strata, got {', '.join(variants)}")
+  return result
+
+
+def policy_name(spec: str) -> str:
+  """FILE.py:NAME without the folders of FILE."""
+  place, colon, name = spec.rpartition(":")
+  return f"{pathlib.PurePath(place).name}{colon}{name}"
 
 
 def rows(found: Sequence[Cell], baseline: str | None, *, target: float | None) -> list[Row]:

@@ -1,5 +1,6 @@
 """Throughput at equal mean TTFT of whole systems (the paper's figure 8)."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,11 +22,16 @@ _FULL_SEEDS = 2  # the other targets are measured for these seeds only
 
 def _cells(options: Options) -> list[dict[str, Any]]:
   systems = options.systems or (_FULL if options.quick else _FULL + _HEADLINE)
+  variants = {
+    system: Case(system=system, hardware=options.hardware, model=options.model)
+    for system in systems
+  }
+  variants = tables.with_policy(options, variants)
+  options = dataclasses.replace(options, policy=None)  # it has its rows
   cells = []
-  for system in systems:
-    case = Case(system=system, hardware=options.hardware, model=options.model)
-    for cell in tables.cells(options, {system: case}, seeds=_SEEDS):
-      full = system in _FULL and cell["case"]["seed"] < _FULL_SEEDS and not options.quick
+  for label, case in variants.items():
+    for cell in tables.cells(options, {label: case}, seeds=_SEEDS):
+      full = case.system in _FULL and cell["case"]["seed"] < _FULL_SEEDS and not options.quick
       own = throughput.TARGETS if full else (throughput.HEADLINE,)
       cells.append({**cell, "targets": list(options.targets or own)})
   return cells

@@ -19,6 +19,7 @@ class Options:
   seeds: int = 0  # 0: the sweep's own number
   limit: int = 0  # requests of a run; 0: all
   systems: tuple[str, ...] = ()  # (): the sweep's own
+  policy: str | None = None  # a name, FILE.py:NAME or module:NAME: rows of its own beside strata's
   targets: tuple[float, ...] = ()  # T* / T_ref; (): the sweep's own
   quick: bool = False  # few requests, seeds and systems
 

@@ -184,8 +184,75 @@ def test_statistics():
   [
     (["--name=none"], r"--name: expected FILE\.py or one of throughput_at_ttft"),
     (["--workers=0"], "--workers: expected"),
+    (["--policy=none.py:x"], "policy: expected a file"),
+    (["--policy=other"], "policy: expected one of"),
+    (["--name=page_size", "--policy=fcfs"], "--policy: expected a sweep with rows of strata"),
   ],
 )
 def test_mistakes_get_one_line(tmp_path, argv, message):
   with pytest.raises(flags.UsageError, match=message):
     sweep.main(sweep.FLAGS.parse([f"--out={tmp_path}", *argv]))
+
+
+POLICY = """
+import dataclasses
+from strata_jax.scheduler.policies import schedule
+
+def mine(view, config):
+  return schedule(view, dataclasses.replace(config, order="shortest_load"))
+"""
+
+
+def with_own_policy(tmp_path, **fields):
+  (tmp_path / "own.py").write_text(POLICY)
+  return Options(policy=f"{tmp_path / 'own.py'}:mine", **fields)
+
+
+@pytest.mark.parametrize(
+  ("name", "labels"),
+  [
+    ("throughput_at_ttft", {"strata with own.py:mine"}),
+    ("ablation", {f"{o}: all with own.py:mine" for o in ("adjacent", "shuffled", "spread")}),
+    ("load_ratio", {"strata with own.py:mine"}),
+    ("threshold_ratio_threshold", {f"{x} with own.py:mine" for x in (1, 10, 100, 1000, "inf")}),
+  ],
+)
+def test_an_own_policy_has_rows_beside_those_of_strata(tmp_path, name, labels):
+  options = with_own_policy(tmp_path)
+  own = [cell for cell in SWEEPS[name].cells(options) if cell["case"]["policy"]]
+  assert {cell["label"] for cell in own} == labels
+  assert {cell["case"]["policy"] for cell in own} == {options.policy}
+  beside = {cell["label"] for cell in SWEEPS[name].cells(options)} - labels
+  assert beside == {cell["label"] for cell in SWEEPS[name].cells(Options())}
+
+
+def test_an_own_policy_is_what_its_row_measures(tmp_path, capsys):
+  (tmp_path / "own.py").write_text(POLICY)
+  rows = run(
+    tmp_path, capsys, "--name=load_ratio", f"--policy={tmp_path / 'own.py'}:mine",
+    "--systems=strata", "--limit=150",
+  )["rows"]  # fmt: skip
+  assert [row["label"] for row in rows] == ["strata", "strata with own.py:mine"]
+  assert rows[0]["batches"] != rows[1]["batches"]
+
+
+def test_a_changed_policy_is_measured_again(tmp_path):
+  options = with_own_policy(tmp_path)
+  config = tables.cells(options, {"strata": Case(system="strata")}, seeds=1)[-1]
+  before = sweep.cell_key("s", config)
+  assert sweep.cell_key("s", config) == before
+  (tmp_path / "own.py").write_text(POLICY.replace("shortest_load", "longest_prefix"))
+  sweep.policy_source.cache_clear()
+  assert sweep.cell_key("s", config) != before
+
+
+def test_a_policy_is_no_baseline(tmp_path):
+  def cell(label, value):
+    at = {"5": {"output_tokens_per_s": value, "ttft_mean_s": 1.0}}
+    measured = {"at": at, "peak_output_tokens_per_s": 9.0, "reference_ttft_s": 1.0}
+    return {"label": label, "case": {"seed": 0}}, measured
+
+  found = [cell("hicache_paper", 10.0), cell("strata", 30.0), cell("strata with own.py:f", 40.0)]
+  rows = {row["system"]: row for row in throughput_at_ttft.SWEEP.table(Options(), found)}
+  assert rows["strata"]["best_baseline"] == "hicache_paper"
+  assert rows["strata with own.py:f"]["ratio_to_best_baseline"] == 4.0
