@@ -180,7 +180,7 @@ _hicache_today_like = SystemConfig(
   name="hicache_today_like", description="Public HiCache: kernel loads, staged batch write-back",
   source=f"{_HICACHE}; {_SGLANG}", version="0.5 (2025)",
   not_modelled=f"its storage back ends' own costs; tensor parallel synchronisation; {_SKIPS}",
-  page_size=1, load_backend="kernel", store_backend="memcpy_batch", overlap="layer",
+  page_size=1, load_backend="kernel", store_backend="copy_engine", overlap="layer",
   min_prefetch_tokens=256, prefetch_timeout_s=30.0, prefetch_timeout_base_s=2.0,
   prefetch_timeout_s_per_1024_tokens=0.1, policy=_FCFS,
   scheduler=SchedulerConfig(min_load_tokens=10, prefetch="timeout"),

@@ -3,7 +3,9 @@ import math
 
 import pytest
 
-from strata_jax import systems
+from strata_jax import profile as profiles
+from strata_jax import simulation, systems
+from strata_jax.cost_model import CostModel, IoConfig
 from strata_jax.scheduler.policies import schedule
 from strata_jax.systems import SYSTEMS, SystemConfig
 from tests.scheduler.build import admitted, budgets, view, waits
@@ -38,6 +40,16 @@ def test_every_preset_schedules(name):
 def test_pages_of_the_baseline():
   sizes = {SYSTEMS[f"hicache_paper_{size}"].page_size for size in (64, 128, 256, 512, 1024)}
   assert sizes | {SYSTEMS["hicache_paper"].page_size} == {32, 64, 128, 256, 512, 1024}
+
+
+def test_public_hicache_stages_its_write_back():
+  # Pages are gathered on the device and leave in large copies, not one copy a layer and page.
+  for name in ("hicache_today_like", "hicache_today_like_lpm"):
+    assert (SYSTEMS[name].load_backend, SYSTEMS[name].store_backend) == ("kernel", "copy_engine")
+  profile = profiles.load("h200_llama31_8b")
+  staged = CostModel(profile, simulation.io_config(SYSTEMS["hicache_today_like"])).backup_rate
+  by_page = IoConfig(page_size=1, store_backend="memcpy_batch")
+  assert staged > 10 * CostModel(profile, by_page).backup_rate
 
 
 def test_ablations_differ_from_strata_in_one_thing():
