@@ -129,7 +129,7 @@ class StepRow(NamedTuple):
   prefill_requests: int
   prefill_tokens: int
   decode_requests: int
-  decode_steps: int
+  decode_steps: int  # done; the executor may end a step before all that the plan asked for
   load_tokens: int
   backup_tokens: int
   parked: int  # requests whose loads it started while their compute waits

@@ -392,6 +392,7 @@ class _Run:
     started_s, at_s = event.started_s - self.zero_s, event.at_s - self.zero_s
     prefill_end_s = event.prefill_end_s - self.zero_s if under.work.prefills else started_s
     self.load_times.computed(started_s, at_s)
+    decoded = (len(event.tokens.get(decode.request_id, ())) for decode in under.work.decodes)
     self.result.steps.append(
       under.row._replace(
         started_s=started_s,
@@ -399,6 +400,7 @@ class _Run:
         ended_s=at_s,
         stall_s=event.stall_s,
         compute_s=event.compute_s,
+        decode_steps=max(decoded, default=0),
       )
     )
     for prefill in under.work.prefills:

@@ -342,6 +342,14 @@ def test_decode_steps_under_one_plan_change_no_output():
   assert several.executor.steps < single.executor.steps
 
 
+def test_step_rows_say_how_many_decode_steps_were_done():
+  requests = [_request(0, _tokens(10), max_new_tokens=8)]
+  run = _Run(requests, serving=dataclasses.replace(SERVING, decode_steps=5))
+  done = [step.decode_steps for step in run.result.steps if step.decode_requests]
+  assert sum(done) == 7  # the prefill gives the first of the 8 tokens
+  assert max(done) > 1
+
+
 def test_a_stop_token_ends_the_output_before_it():
   prompt = _tokens(10)
   expected = continuation(prompt, 8)

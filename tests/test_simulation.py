@@ -53,6 +53,14 @@ def test_device_warm_keeps_the_latest_contexts_on_the_device():
   assert sum(r.device_hit_tokens for r in run.result.requests[:8]) > 10_000
 
 
+def test_step_rows_count_the_decode_steps_that_were_done():
+  # Arrivals end the decode steps of a plan early; the prefill gives each first token.
+  serving = dataclasses.replace(sim.SERVING, decode_steps=64)
+  result = simulate(small(rate=20.0), serving=serving).result
+  decoded = sum(step.decode_requests * step.decode_steps for step in result.steps)
+  assert decoded == sum(len(r.output_ids) - 1 for r in result.requests)
+
+
 def test_hit_rate_of_write_through_reaches_the_ceiling():
   workload = synthetic.documents(dataclasses.replace(SMALL, queries=160))
   workload = arrivals.fixed(workload, 2.0)  # slow: nobody is computing what another asks for
