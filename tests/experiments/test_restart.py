@@ -10,7 +10,6 @@ import pytest
 
 from experiments import restart
 
-
 _TINY = ("--weights=random", "--model=tiny", "--documents=2", "--document_tokens=100")
 
 
