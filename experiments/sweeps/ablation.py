@@ -23,6 +23,7 @@ OFF: dict[str, dict[str, Any]] = {
   "balance": {"scheduler.balance": False},
   "bundle": {"scheduler.bundles": False},
   "bubble": {"scheduler.bubble_filling": False},
+  "rolling": {"scheduler.rolling_loads": False},  # nothing without bubble filling
 }  # fmt: skip
 MECHANISMS = tuple(OFF)
 _SEEDS = 5

@@ -125,8 +125,11 @@ def test_a_hopeless_run_is_given_up_and_a_fair_one_is_not():
 def test_the_variants_of_the_ablation():
   variants = ablation.variants()
   assert variants["none"] == ()
-  assert variants["all"] == ("io", "deferral", "balance", "bundle", "bubble")
-  assert variants["all but bubble"] == ("io", "deferral", "balance", "bundle")
+  assert variants["all"] == ("io", "deferral", "balance", "bundle", "bubble", "rolling")
+  assert variants["all but bubble"] == ("io", "deferral", "balance", "bundle", "rolling")
+  for name in variants["all"]:
+    assert variants[f"{name} alone"] == (name,)
+    assert name not in variants[f"all but {name}"]
   nothing = cases._setup(ablation.case_with(())).system
   baseline = cases._setup(Case(system="hicache_paper")).system
   assert nothing.page_size == baseline.page_size == 32
