@@ -290,6 +290,11 @@ def test_no_plan_while_a_step_is_under_way():
 def test_preempted_requests_come_back_at_their_place():
   h = Harness(page_size=2, device_pages=32)
   first, second = h.add(tokens((0, 7)), outputs=8), h.add(tokens((50, 5)), outputs=2)
+  h.view()
+  h.apply(postponed=(first,))
+  h.view()
+  h.apply(bypassed=(first,))
+  assert (h.waiting(first).postponements, h.waiting(first).bypasses) == (1, 1)
   h.prefill(first)
   h.step_done()
   for _ in range(3):
@@ -302,6 +307,7 @@ def test_preempted_requests_come_back_at_their_place():
   view = h.view()
   assert [r.request_id for r in view.waiting] == [first, second]
   again = view.waiting[0]
+  assert (again.postponements, again.bypasses) == (0, 0)  # its waiting starts anew
   assert again.computed_tokens == 10
   assert again.prompt_tokens == 11
   assert again.output_reserve_tokens == 3  # of the last of four there will be no KV
