@@ -56,14 +56,33 @@ def commands(folder: pathlib.Path) -> dict[str, str]:
 
 
 def entry(claim: Claim, rows: Rows, made_by: Mapping[str, str]) -> dict[str, Any]:
-  """A line of the table; `ours` is None where no run has it."""
+  """A line of the table; `ours` is None where no run has it, and `missing` says why."""
   ours = None if claim.figure is None else value(claim.figure, rows)
   source = None if claim.figure is None else claim.figure.run
   return {
     "what": claim.what, "published": claim.published, "ours": ours, "run": source,
     "command": None if source is None else made_by.get(source),
+    "missing": None if ours is not None else missing(claim.figure, rows),
     "why": claim.differs,
   }  # fmt: skip
+
+
+def missing(figure: Figure | None, rows: Rows) -> str:
+  """Why there is no figure of ours."""
+  if figure is None:
+    return "not run: no experiment here measures it"
+  if figure.run not in rows:
+    argv = " ".join(RUNS[figure.run])
+    return f"not run: python -m experiments.sweep {argv} --out=results/simulated/{figure.run}"
+  for label in (figure.row, figure.over):
+    if label is None:
+      continue
+    found = [row for row in rows[figure.run] if label in (row.get("label"), row.get("system"))]
+    if not found:
+      return f"not run: {figure.run} was made without {label}"
+    if _column(found, label, figure.column) is None:
+      return f"infeasible: {label} does not reach the target in {figure.run}"
+  return f"{figure.over} is 0 in {figure.run}"
 
 
 def value(figure: Figure, rows: Rows) -> float | None:

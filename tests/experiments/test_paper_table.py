@@ -37,6 +37,18 @@ def test_the_table_is_made_from_rows_on_file(tmp_path, capsys):
   assert table[0]["ours"] == 3.0
   assert [row["ours"] for row in table[1:3]] == [None, None]
   assert all(row["why"] for row in table)
+  for row in table:
+    assert (row["missing"] is None) == (row["ours"] is not None)
+  assert table[0]["missing"] is None
+  assert table[1]["missing"] == "not run: throughput_8b was made without vllm_lmcache_like"
+  assert table[3]["missing"].startswith("not run: python -m experiments.sweep --name=throughput")
+  assert table[-1]["missing"] == "not run: no experiment here measures it"
+
+
+def test_a_row_beyond_its_target_is_infeasible_not_missing():
+  rows = {"r": [{"system": "strata", "x": None}, {"system": "other", "x": 0.0}]}
+  infeasible = paper_table.missing(Figure(run="r", row="strata", column="x"), rows)
+  assert infeasible == "infeasible: strata does not reach the target in r"
 
 
 def test_every_figure_names_a_row_that_its_run_will_have():
