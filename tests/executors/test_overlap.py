@@ -73,7 +73,7 @@ def warm_step(drive):
   return events, device_tier.read_pages(drive.executor.device_pool, np.arange(DEVICE_PAGES))
 
 
-@pytest.mark.parametrize("num_layers", [1, 3])
+@pytest.mark.parametrize("num_layers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_prefills_with_loads_beside_them(num_layers):
   cold = make_driver("whole", num_layers)
   expected = [cold.generate(i, prompt, 2, np.arange(20)) for i, prompt in enumerate(prompts())]
