@@ -1,13 +1,17 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from strata_jax import profile as profiles
 from strata_jax import simulation, systems
+from strata_jax.config import ServingConfig
 from strata_jax.cost_model import CostModel, IoConfig
 from strata_jax.scheduler.policies import schedule
 from strata_jax.systems import SYSTEMS, SystemConfig
+from strata_jax.workloads.request import Request
+from strata_jax.workloads.workload import Workload
 from tests.scheduler.build import admitted, budgets, view, waits
 
 NAMED = (
@@ -107,3 +111,59 @@ def test_wrong_values_name_the_field(changes, field):
 def test_unknown_system():
   with pytest.raises(ValueError, match="expected one of paged_attention"):
     systems.system("sglang")
+
+
+def _tangle(seed: int, page_size: int) -> tuple[Workload, int]:
+  """Sessions, gaps, salts and clients that give up; the pages that the largest request needs."""
+  rng = np.random.default_rng(seed)
+  documents = [rng.integers(0, 2000, rng.integers(1, 300), dtype=np.int32) for _ in range(4)]
+  requests: list[Request] = []
+  for i in range(24):
+    document = documents[rng.integers(4)]
+    tail = rng.integers(0, 2000, rng.integers(1, 12), dtype=np.int32)
+    prompt = np.concatenate([document[: rng.integers(0, len(document) + 1)], tail])
+    fields: dict = {"arrival_s": float(rng.uniform(0, 0.3))}
+    if requests and rng.random() < 0.25:
+      before = requests[rng.integers(len(requests))]
+      prompt = np.concatenate([before.prompt_ids, before.forced_output_ids, tail])
+      fields = {"follows": before.request_id, "think_s": float(rng.choice([0.0, 0.02]))}
+    if rng.random() < 0.25:
+      fields["abort_s"] = float(rng.choice([0.0, 0.001, 0.02, 0.2]))
+    requests.append(
+      Request(
+        request_id=i, prompt_ids=prompt, salt=str(rng.choice(["", "a"])), **fields,
+        forced_output_ids=rng.integers(2000, 3000, rng.choice([0, 1, 7, 60]), dtype=np.int32),
+      )
+    )  # fmt: skip
+  largest = max(len(r.prompt_ids) + max(len(r.forced_output_ids) - 1, 0) for r in requests)
+  return Workload(name="tangle", requests=tuple(requests)), -(-largest // page_size)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_ends_in_a_pool_that_just_holds_the_largest_request(name, seed):
+  page_size = min(SYSTEMS[name].page_size, 32)
+  system = simulation.system_with(SYSTEMS[name], {"page_size": page_size})
+  workload, pages = _tangle(seed, page_size)
+  plans = []
+
+  def count(view, plan):
+    plans.append(plan)
+    assert len(plans) < 10_000, "the loop does not end"
+
+  run = simulation.simulate(
+    workload,
+    simulation.find_profile("h200", "llama31_8b"),
+    system,
+    pools=simulation.PoolSizes(device_tokens=pages * page_size, host_tokens=2 * pages * page_size),
+    serving=ServingConfig(
+      requests_in_flight=20, running_requests=6, batch_requests=3, step_tokens=64, decode_steps=4
+    ),
+    recorder=count,
+  )
+  run.controller.check()
+  assert run.result.deadlocks == run.controller.stats.stale_entries == 0
+  for request, record in zip(workload.requests, run.result.requests, strict=True):
+    assert record.outcome == "finished" or request.abort_s is not None
+    if record.outcome == "finished":
+      assert record.output_ids == request.forced_output_ids.tolist()
