@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from strata_jax import metrics, serving_loop
 from strata_jax.cache_controller import CacheController
 from strata_jax.config import CacheConfig, ServingConfig
+from strata_jax.executors.protocol import StepDone
 from strata_jax.scheduler.config import SchedulerConfig
 from strata_jax.scheduler.policies import make_policy
 from strata_jax.scheduler.views import Prefill, StepPlan
@@ -363,6 +364,27 @@ def test_a_stop_token_ends_the_output_before_it():
     end = expected.index(expected[5])
     assert [r.output_ids for r in run.records] == [expected[:end], [], expected[:2]]
     assert [r.reason for r in run.records] == ["stop", "stop", "length"]
+
+
+def test_near_ties_behind_the_stop_token_do_not_count(monkeypatch):
+  wait = PageCheckingExecutor.wait
+
+  def wait_with_ties(self, until_s):
+    return [
+      event._replace(near_ties={i: tuple(range(len(ids))) for i, ids in event.tokens.items()})
+      if isinstance(event, StepDone)
+      else event
+      for event in wait(self, until_s)
+    ]
+
+  monkeypatch.setattr(PageCheckingExecutor, "wait", wait_with_ties)
+  prompt = _tokens(20)
+  outputs = continuation(prompt, 12)
+  end = outputs.index(outputs[5])
+  request = _request(0, prompt, max_new_tokens=12, stop_token_ids=(outputs[5],))
+  run = _Run([request], serving=dataclasses.replace(SERVING, decode_steps=4))
+  assert run.records[0].output_ids == outputs[:end]
+  assert run.records[0].near_ties == list(range(end + 1))  # that of the stop token does
 
 
 def test_forced_outputs_win_over_the_length():
