@@ -47,18 +47,20 @@ def main(args: flags.Args) -> None:
   if not args.run_a or not args.run_b:
     raise flags.UsageError("expected two run folders: compare RUN_A RUN_B")
   with flags.usage_errors():
+    for name in ("most", "resamples"):
+      if getattr(args, name) < 1:
+        raise ValueError(f"--{name}: expected an integer >= 1, got {getattr(args, name)}")
     folders = (pathlib.Path(args.run_a), pathlib.Path(args.run_b))
     first, second = (read_requests(folder) for folder in folders)
-    records = [
-      recording.read_record(path) if path else None
-      for path in (
-        args.record_a or recorded(folders[0]),
-        args.record_b or recorded(folders[1]),
-      )
-    ]
+    named = (args.record_a, args.record_b)
+    paths = [name or recorded(folder) for name, folder in zip(named, folders, strict=True)]
+    if named == (None, None) and folders[0].resolve() != folders[1].resolve():
+      check_two_files(paths)
+    records = [recording.read_record(path) if path else None for path in paths]
     both = sorted(first.keys() & second.keys())
     if not both:
       raise ValueError(f"{args.run_a} and {args.run_b}: expected requests in common")
+    check_metric(args.metric, [rows[i] for rows in (first, second) for i in both])
     out = run_folder.open_run(args.out, {"flags": args.as_dict()})
     diverges = None
     if records[0] is not None and records[1] is not None:
@@ -82,6 +84,34 @@ def main(args: flags.Args) -> None:
       "lost": lost,
     },
   )
+
+
+def check_two_files(paths: Sequence[str | None]) -> None:
+  """Raises ValueError where two runs wrote one record: the later one's is all that is left."""
+  found = {pathlib.Path(path).resolve() for path in paths if path}
+  if len(found) == 1 and None not in paths:
+    raise ValueError(
+      f"{paths[0]}: expected a record a run, got one that both wrote; --record=FILE must differ"
+    )
+
+
+def check_metric(metric: str, rows: Sequence[Mapping[str, Any]]) -> None:
+  """Raises ValueError unless the field is a number, or none at most, in all rows."""
+  numbers = {
+    field
+    for row in rows
+    for field, value in row.items()
+    if isinstance(value, int | float) and not isinstance(value, bool)
+  }
+  texts = {
+    field
+    for row in rows
+    for field, value in row.items()
+    if value is not None and not isinstance(value, int | float)
+  }
+  if metric not in numbers - texts:
+    known = ", ".join(sorted(numbers - texts - {"request_id"}))
+    raise ValueError(f"--metric: expected one of {known}, got {metric!r}")
 
 
 def read_requests(folder: pathlib.Path) -> Rows:

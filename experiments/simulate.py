@@ -55,6 +55,9 @@ def main(args: flags.Args) -> None:
   with flags.usage_errors():
     machine = sim.find_profile(args.hardware, args.model)
     workload = workload_flags.workload(args)
+    for name in ("slo_ttft_s", "slo_tpot_s"):
+      if getattr(args, name) is not None and not getattr(args, name) > 0:
+        raise ValueError(f"--{name}: expected a number > 0, got {getattr(args, name)}")
     system = _system(args)
     serving = args.config(ServingConfig)
     pools = args.config(sim.PoolSizes)
@@ -119,6 +122,8 @@ def _system(args: flags.Args) -> systems.SystemConfig:
   if args.write_policy is not None:
     changes["write_policy"] = args.write_policy
   if args.store is not None and system.storage == "none":
+    if not system.host:
+      raise ValueError(f"--store: expected a system with a host tier, got --system={system.name}")
     changes["storage"] = "private"
   return dataclasses.replace(system, **changes)
 

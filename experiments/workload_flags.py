@@ -28,6 +28,8 @@ def workload(args: flags.Args, *, with_arrivals: bool = True) -> Workload:
   """What the flags describe. Raises ValueError for what cannot be."""
   if args.limit is not None and args.limit < 1:
     raise ValueError(f"--limit: expected an integer >= 1, got {args.limit}")
+  if args.seed < 0:
+    raise ValueError(f"--seed: expected an integer >= 0, got {args.seed}")
   if args.trace is not None:
     found = traces.load(args.trace_format, args.trace, args.limit)
   else:

@@ -16,7 +16,14 @@ from tests.scheduler.build import view, waits
 def _run_folder(path, ttft, *, record=None):
   out = run_folder.open_run(path, {"flags": {"record": record}})
   rows = [
-    {"request_id": i, "ttft_s": value, "queue_s": 0.1, "prompt_tokens": 10 + i, "tpot_s": None}
+    {
+      "request_id": i,
+      "ttft_s": value,
+      "queue_s": 0.1,
+      "prompt_tokens": 10 + i,
+      "tpot_s": None,
+      "outcome": "finished",
+    }
     for i, value in enumerate(ttft)
   ]
   run_folder.write_jsonl(out / "requests.jsonl", rows)
@@ -129,6 +136,28 @@ def test_bad_rows_are_named(tmp_path, ttfts, text, message):
   a, b = (_run_folder(tmp_path / name, ttfts[0]) for name in "ab")
   (b / "requests.jsonl").write_text(text)
   with pytest.raises(flags.UsageError, match=message):
+    compare.main(compare.FLAGS.parse([f"--run_a={a}", f"--run_b={b}", f"--out={tmp_path}/o"]))
+
+
+@pytest.mark.parametrize(
+  ("flag", "message"),
+  [
+    ("--metric=speed", "--metric: expected one of .*ttft_s.*, got 'speed'"),
+    ("--metric=outcome", "--metric: expected one of"),
+    ("--most=0", "--most: expected an integer >= 1"),
+    ("--resamples=0", "--resamples: expected an integer >= 1"),
+  ],
+)
+def test_mistakes_get_one_line(tmp_path, ttfts, flag, message):
+  a, b = (_run_folder(tmp_path / name, t) for name, t in zip("ab", ttfts, strict=True))
+  with pytest.raises(flags.UsageError, match=message):
+    compare.main(compare.FLAGS.parse([f"--run_a={a}", f"--run_b={b}", f"--out={tmp_path}/o", flag]))
+
+
+def test_one_record_of_two_runs_shows_nothing(tmp_path, ttfts):
+  record = _record(tmp_path / "r.jsonl", [view(waits(0))], SchedulerConfig())
+  a, b = (_run_folder(tmp_path / n, t, record=record) for n, t in zip("ab", ttfts, strict=True))
+  with pytest.raises(flags.UsageError, match="expected a record a run, got one that both wrote"):
     compare.main(compare.FLAGS.parse([f"--run_a={a}", f"--run_b={b}", f"--out={tmp_path}/o"]))
 
 

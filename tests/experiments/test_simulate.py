@@ -120,6 +120,9 @@ def test_slos_bound_the_goodput(tmp_path, capsys):
     (["--limit=0"], "--limit: expected"),
     (["--policy=none.py:x", "--limit=2"], "policy: expected a file"),
     (["--write_policy=never"], "write_policy: expected one of"),
+    (["--seed=-1"], "--seed: expected an integer >= 0"),
+    (["--slo_ttft_s=0"], "--slo_ttft_s: expected a number > 0"),
+    (["--system=sglang_device", "--store=x"], "--store: expected a system with a host tier"),
   ],
 )
 def test_mistakes_get_one_line(tmp_path, argv, message):
