@@ -6,13 +6,13 @@ strings; `qa_pairs` is a Python list written as a string (Li et al., arXiv 2311.
 
 import ast
 import dataclasses
-import json
 import pathlib
 import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from strata_jax.workloads import trace_fields
 from strata_jax.workloads.request import Request
 from strata_jax.workloads.trace_fields import MISSING, TraceError
 from strata_jax.workloads.workload import TokenIds, Workload
@@ -32,14 +32,9 @@ def read_documents(path: pathlib.Path | str) -> list[Document]:
   """The documents of one file. Raises TraceError naming line and field."""
   path = pathlib.Path(path)
   documents: list[Document] = []
-  with path.open(encoding="utf-8") as lines:
-    for line, text in enumerate(lines, start=1):
-      try:
-        row = json.loads(text)
-      except json.JSONDecodeError as error:
-        raise TraceError(path, line, "row", "a JSON object", text.strip()) from error
-      if not isinstance(row, dict):
-        raise TraceError(path, line, "row", "a JSON object", row)
+  with path.open("rb") as lines:
+    for line, data in enumerate(lines, start=1):
+      row = trace_fields.parse_object(data, path, line)
       for field in ("input", "title", "qa_pairs"):
         if not isinstance(row.get(field, MISSING), str) or not row.get(field):
           raise TraceError(path, line, field, "a text", row.get(field, MISSING))

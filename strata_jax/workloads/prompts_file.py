@@ -5,7 +5,6 @@ A row a line: `{"prompt": text}` or `{"prompt_ids": [ids]}`, and as far as wante
 not be sorted by arrival; empty lines are skipped.
 """
 
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -80,12 +79,7 @@ def read_prompts(
 
 
 def _row(data: bytes, path: pathlib.Path, line: int) -> Mapping[str, Any]:
-  try:
-    row = json.loads(data.decode("utf-8"))
-  except ValueError as error:  # bad UTF-8 or bad JSON
-    raise TraceError(path, line, "row", "a JSON object in UTF-8", data) from error
-  if not isinstance(row, dict):
-    raise TraceError(path, line, "row", "a JSON object", row)
+  row = trace_fields.parse_object(data, path, line)
   for field in row:
     if field not in _FIELDS:
       raise TraceError(path, line, field, f"only the fields {', '.join(_FIELDS)}", row[field])

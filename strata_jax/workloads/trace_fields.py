@@ -1,5 +1,6 @@
 """Checks shared by the trace loaders: every error names the file, the line and the field."""
 
+import json
 import math
 import pathlib
 from collections.abc import Mapping
@@ -20,6 +21,29 @@ class TraceError(ValueError):
 
 
 MISSING = "nothing"
+
+
+def parse_object(data: bytes, path: pathlib.Path, first_line: int = 1) -> dict[str, Any]:
+  """The JSON object that `data` holds: UTF-8, every field once, no absurd nesting."""
+
+  def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field, value in pairs:
+      if field in found:
+        raise TraceError(path, first_line, field, "the field once", "it again")
+      found[field] = value
+    return found
+
+  try:
+    row = json.loads(data.decode("utf-8"), object_pairs_hook=once)
+  except TraceError:
+    raise
+  except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, thousands of brackets
+    line = first_line + getattr(error, "lineno", 1) - 1
+    raise TraceError(path, line, "row", "a JSON object in UTF-8", data.strip()) from error
+  if not isinstance(row, dict):
+    raise TraceError(path, first_line, "row", "a JSON object", row)
+  return row
 
 
 def take_int(

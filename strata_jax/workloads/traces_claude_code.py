@@ -136,12 +136,7 @@ def _top_block(row: ClaudeCodeRow) -> int:
 
 
 def _parse(path: pathlib.Path) -> dict[str, Any]:
-  try:
-    conversation = json.loads(path.read_text(encoding="utf-8"))
-  except json.JSONDecodeError as error:
-    raise TraceError(path, error.lineno, "file", "a JSON object", error.msg) from error
-  if not isinstance(conversation, dict):
-    raise TraceError(path, 1, "file", "a JSON object", conversation)
+  conversation = trace_fields.parse_object(path.read_bytes(), path)
   block_tokens = trace_fields.take_int(conversation, "block_size", path, "top level", minimum=1)
   if block_tokens != BLOCK_TOKENS:
     raise TraceError(path, "top level", "block_size", str(BLOCK_TOKENS), block_tokens)

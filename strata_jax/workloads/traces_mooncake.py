@@ -6,7 +6,6 @@ names a block together with everything before it (Qin et al., FAST 2025).
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -46,16 +45,11 @@ def read_rows(path: pathlib.Path | str, limit: int | None = None) -> list[Moonca
   path = pathlib.Path(path)
   rows: list[MooncakeRow] = []
   last_ms = 0.0
-  with path.open(encoding="utf-8") as lines:
-    for line, text in enumerate(lines, start=1):
+  with path.open("rb") as lines:
+    for line, data in enumerate(lines, start=1):
       if limit is not None and len(rows) >= limit:
         break
-      try:
-        row = json.loads(text)
-      except json.JSONDecodeError as error:
-        raise TraceError(path, line, "row", "a JSON object", text.strip()) from error
-      if not isinstance(row, dict):
-        raise TraceError(path, line, "row", "a JSON object", row)
+      row = trace_fields.parse_object(data, path, line)
       timestamp_ms = trace_fields.take_seconds(row, "timestamp", path, line)
       if timestamp_ms < last_ms:
         raise TraceError(path, line, "timestamp", f"no less than the row before ({last_ms})",
