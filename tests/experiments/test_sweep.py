@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -259,3 +260,23 @@ def test_a_policy_is_no_baseline(tmp_path):
   rows = {row["system"]: row for row in throughput_at_ttft.SWEEP.table(Options(), found)}
   assert rows["strata"]["best_baseline"] == "hicache_paper"
   assert rows["strata with own.py:f"]["ratio_to_best_baseline"] == 4.0
+
+
+@pytest.mark.slow
+def test_what_mechanisms_gain_on_loogle_like_in_a_closed_loop():
+  def rate(case):
+    return cases.run(dataclasses.replace(case, limit=400), None).summary["output_tokens_per_s"]
+
+  systems = ("hicache_paper", "hicache_batch", "strata_io", "strata_schedule_only", "strata")
+  paper, batch, io, scheduling, strata = (rate(Case(system=name)) for name in systems)
+  assert strata > 2.5 * paper
+  assert strata > 1.2 * batch
+  assert io > 1.2 * paper
+  assert scheduling > 1.2 * paper
+  assert strata < 1.01 * rate(Case(system="oracle_io"))
+  for name in ("bubble", "rolling"):
+    rest = [other for other in ablation.MECHANISMS if other != name]
+    assert strata > 1.03 * rate(ablation.case_with(rest)), name
+  adjacent = {"workload": "loogle_like_adjacent", "initial_cache": "cold"}
+  rest = [other for other in ablation.MECHANISMS if other != "deferral"]
+  assert rate(Case(system="strata", **adjacent)) > 1.05 * rate(ablation.case_with(rest, **adjacent))
