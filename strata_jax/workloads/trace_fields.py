@@ -35,7 +35,7 @@ def parse_object(data: bytes, path: pathlib.Path, first_line: int = 1) -> dict[s
     return found
 
   try:
-    row = json.loads(data.decode("utf-8"), object_pairs_hook=once)
+    row = json.loads(data.decode("utf-8").rstrip(), object_pairs_hook=once)
   except TraceError:
     raise
   except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, thousands of brackets
