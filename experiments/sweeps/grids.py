@@ -13,9 +13,13 @@ _THRESHOLDS: Mapping[str, tuple[Any, ...]] = {
   "scheduler.deferral_threshold_tokens": (0, 100, 1000, 10000, math.inf),
   "scheduler.ratio_threshold": (1, 10, 100, 1000, math.inf),
   "scheduler.bundle_slack_tokens": (0, 100, 1000, 10000),
+  "scheduler.window_s": (0, 0.05, 0.1, 0.2, 0.4, 1, math.inf),
+  "scheduler.max_deferrals": (1, 4, 8, 32, math.inf),
   "scheduler.max_postponements": (1, 4, 8, 32, math.inf),
   "scheduler.max_bypasses": (1, 4, 8, 32, math.inf),
 }
+# Delay hits are on contexts that are being computed: these start cold, with twins side by side.
+_OF_DEFERRAL = ("scheduler.deferral_threshold_tokens", "scheduler.max_deferrals")
 
 
 def _sweep(
@@ -71,10 +75,11 @@ def _host(options: Options) -> dict[str, Case]:
 
 def _threshold(field: str) -> Callable[[Options], dict[str, Case]]:
   def variants(options: Options) -> dict[str, Case]:
+    fixed: dict[str, Any] = {"hardware": options.hardware, "model": options.model}
+    if field in _OF_DEFERRAL:
+      fixed |= {"workload": "loogle_like_adjacent", "initial_cache": "cold"}
     return {
-      f"{value:g}": Case(
-        system="strata", overrides={field: value}, hardware=options.hardware, model=options.model
-      )
+      f"{value:g}": Case(system="strata", overrides={field: value}, **fixed)
       for value in _THRESHOLDS[field]
     }
 

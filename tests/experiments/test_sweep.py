@@ -280,3 +280,11 @@ def test_what_mechanisms_gain_on_loogle_like_in_a_closed_loop():
   adjacent = {"workload": "loogle_like_adjacent", "initial_cache": "cold"}
   rest = [other for other in ablation.MECHANISMS if other != "deferral"]
   assert rate(Case(system="strata", **adjacent)) > 1.05 * rate(ablation.case_with(rest, **adjacent))
+
+
+def test_thresholds_of_deferral_are_swept_where_there_are_delay_hits():
+  cells = SWEEPS["threshold_deferral_threshold_tokens"].cells(Options(limit=60, seeds=1))
+  deferred = {
+    cell["label"]: cases.run(Case(**cell["case"]), None).summary["deferred"] for cell in cells
+  }
+  assert deferred["100"] > 0 == deferred["inf"]
