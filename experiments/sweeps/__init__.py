@@ -7,7 +7,7 @@ SWEEPS: dict[str, Sweep] = {
   sweep.name: sweep
   for sweep in (
     throughput_at_ttft.SWEEP,
-    ablation.SWEEP,
+    *ablation.SWEEPS,
     load_ratio.SWEEP,
     controls.SWEEP,
     *grids.SWEEPS,
