@@ -49,8 +49,6 @@ class SystemConfig:
   prefix_cache: bool = True
   write_policy: str = "write_through"
   selective_threshold: int = 2
-  cache_outputs: bool = True  # the KV of generated tokens stays in the cache
-  host_chunk_tokens: int = 0  # host pages are kept in whole chunks of this; 0: page by page
 
   # I/O
   load_backend: str = "kernel"
@@ -77,7 +75,6 @@ class SystemConfig:
     validation.check_choice(self, "storage", STORES)
     validation.check_choice(self, "write_policy", WRITES)
     validation.check_int(self, "selective_threshold", minimum=1)
-    validation.check_int(self, "host_chunk_tokens", minimum=0)
     validation.check_choice(self, "load_backend", IO_BACKENDS)
     validation.check_choice(self, "store_backend", IO_BACKENDS)
     validation.check_choice(self, "overlap", OVERLAPS)
@@ -90,11 +87,6 @@ class SystemConfig:
       validation.check_number(self, field, minimum=0.0)
     validation.check_choice(self, "policy", tuple(POLICIES))
     validation.check_choice(self, "ideal", IDEALS)
-    if self.host_chunk_tokens % self.page_size:
-      validation.fail(
-        self, "host_chunk_tokens", f"a multiple of page_size={self.page_size}",
-        self.host_chunk_tokens,
-      )  # fmt: skip
     if not self.host and self.load_backend != "none":
       validation.fail(self, "load_backend", "none without a host tier", self.load_backend)
 
@@ -112,12 +104,6 @@ class SystemConfig:
       *(("host",) if self.host else ()),
       *(("storage",) if self.storage != "none" else ()),
     )
-
-
-def prefetch_timeout_s(system: SystemConfig, tokens: int) -> float:
-  """Seconds that a prefetch of `tokens` may take: min(limit, base + tokens / 1024 * slope)."""
-  slope_s = system.prefetch_timeout_s_per_1024_tokens * tokens / 1024
-  return min(system.prefetch_timeout_s, system.prefetch_timeout_base_s + slope_s)
 
 
 _FCFS = "fcfs"
@@ -186,11 +172,13 @@ _hicache_today_like = SystemConfig(
   scheduler=SchedulerConfig(min_load_tokens=10, prefetch="timeout"),
 )  # fmt: skip
 _vllm_lmcache_like = SystemConfig(
-  name="vllm_lmcache_like", description="LMCache: whole chunks of 256 tokens, whole load first",
+  name="vllm_lmcache_like", description="LMCache: kernel without a cap, whole load first",
   source="LMCache (github.com/LMCache/LMCache) with vLLM's KV connector", version="0.3",
-  not_modelled="its asynchronous and layer-wise modes; CPU time of its Python path; " + _SKIPS,
-  page_size=32, host_chunk_tokens=256, load_backend="kernel", store_backend="kernel",
-  capped_blocks=False, overlap="whole", cache_outputs=False, policy=_FCFS,
+  not_modelled="host chunks of 256 tokens (pages of 32 are kept and hit); that it drops the KV of "
+  "generated tokens; its asynchronous and layer-wise modes; CPU time of its Python path; "
+  + _SKIPS,
+  page_size=32, load_backend="kernel", store_backend="kernel",
+  capped_blocks=False, overlap="whole", policy=_FCFS,
 )  # fmt: skip
 _trtllm_like = SystemConfig(
   name="trtllm_like", description="TensorRT-LLM's host offload: written when evicted",

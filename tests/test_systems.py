@@ -85,10 +85,14 @@ def test_what_follows_from_the_data_path():
 
 
 def test_prefetch_timeout():
-  today = SYSTEMS["hicache_today_like"]
-  assert systems.prefetch_timeout_s(today, 10 * 1024) == pytest.approx(3.0)
-  assert systems.prefetch_timeout_s(today, 1024 * 1024) == 30.0
-  assert systems.prefetch_timeout_s(SYSTEMS["strata"], 1024) == math.inf
+  def limit_s(name, tokens):
+    storage = simulation.storage_config(dataclasses.replace(SYSTEMS[name], storage="private"))
+    assert storage is not None
+    return storage.prefetch_timeout_s(tokens)
+
+  assert limit_s("hicache_today_like", 10 * 1024) == pytest.approx(3.0)
+  assert limit_s("hicache_today_like", 1024 * 1024) == 30.0
+  assert limit_s("strata", 1024) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -98,7 +102,6 @@ def test_prefetch_timeout():
     ({"overlap": "half"}, "overlap"),
     ({"policy": "best"}, "policy"),
     ({"load_backend": "dma"}, "load_backend"),
-    ({"page_size": 48, "host_chunk_tokens": 256}, "host_chunk_tokens"),
     ({"host": False}, "load_backend"),
     ({"min_prefetch_tokens": -1}, "min_prefetch_tokens"),
   ],
