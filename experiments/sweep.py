@@ -40,6 +40,9 @@ def main(args: flags.Args) -> None:
   began_s = time.perf_counter()
   with flags.usage_errors():
     sweep = find(args.name)
+    for name in sweep.unused:
+      if args.given(name):
+        raise ValueError(f"--{name}: expected none with --name={sweep.name}")
     options = args.config(Options)
     if args.workers < 1:
       raise ValueError(f"--workers: expected an integer >= 1, got {args.workers}")

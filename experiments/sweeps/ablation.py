@@ -65,7 +65,7 @@ def _sweep(name: str, about: str, target: float | None) -> Sweep:
 
   return Sweep(
     name=name, about=about, cells=cells, measure=throughput.measure, table=table,
-    plot=tables.plot_ratios,
+    plot=tables.plot_ratios, unused=("systems", "targets"),
   )  # fmt: skip
 
 

@@ -54,4 +54,5 @@ def _table(options: Options, found: Sequence[Cell]) -> list[Row]:
 SWEEP = Sweep(
   name="controls", about="negative controls and bounds, closed loop",
   cells=_cells, measure=throughput.measure, table=_table,
+  unused=("hardware", "model", "systems", "targets"),
 )  # fmt: skip

@@ -29,6 +29,7 @@ def _sweep(
   baseline: str | None,
   *,
   at_ttft: bool,
+  unused: tuple[str, ...] = (),
 ) -> Sweep:
   """A sweep over labelled cases: at 5 T_ref, or closed loop at the cap on requests in flight."""
   targets = (throughput.HEADLINE,) if at_ttft else ()
@@ -41,7 +42,7 @@ def _sweep(
 
   return Sweep(
     name=name, about=about, cells=cells, measure=throughput.measure, table=table,
-    plot=tables.plot_ratios,
+    plot=tables.plot_ratios, unused=("systems", "targets", *unused),
   )  # fmt: skip
 
 
@@ -91,7 +92,10 @@ SWEEPS = (
     "page_size", "page sizes of copies and of the kernel, all FCFS, closed loop", _pages,
     "hicache_paper", at_ttft=False,
   ),
-  _sweep("hardware", "machines with other links", _machines, "h200: hicache_paper", at_ttft=True),
+  _sweep(
+    "hardware", "machines with other links", _machines, "h200: hicache_paper", at_ttft=True,
+    unused=("hardware", "model"),
+  ),
   _sweep(
     "host_capacity", "sizes of the host tier, from a cold cache", _host, None, at_ttft=False
   ),

@@ -84,4 +84,5 @@ def _plot(path: pathlib.Path, found: Sequence[Cell]) -> None:
 SWEEP = Sweep(
   name="load_ratio", about="load ratio by batch and the stall it causes, closed loop",
   cells=_cells, measure=measure, table=_table, plot_cells=_plot,
+  unused=("targets",),
 )  # fmt: skip

@@ -34,4 +34,5 @@ class Sweep:
   measure: Callable[[Mapping[str, Any]], dict[str, Any]]
   table: Callable[[Options, Sequence[Cell]], list[Row]]
   plot: Callable[[pathlib.Path, Sequence[Row]], None] | None = None
+  unused: tuple[str, ...] = ()  # options that say nothing here, and are refused
   plot_cells: Callable[[pathlib.Path, Sequence[Cell]], None] | None = None

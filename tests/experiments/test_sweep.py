@@ -190,6 +190,8 @@ def test_statistics():
     (["--workers=0"], "--workers: expected"),
     (["--policy=none.py:x"], "policy: expected a file"),
     (["--policy=other"], "policy: expected one of"),
+    (["--name=ablation", "--systems=strata"], "--systems: expected none with --name=ablation"),
+    (["--name=hardware", "--model=x"], "--model: expected none with --name=hardware"),
     (["--name=page_size", "--policy=fcfs"], "--policy: expected a sweep with rows of strata"),
   ],
 )
