@@ -96,7 +96,7 @@ def rows(found: Sequence[Cell], baseline: str | None, *, target: float | None) -
         "ratio_to_baseline": ratio,
         "ci95": None if half is None or ratio is None else [ratio - half, ratio + half],
         "noise_floor": floor,
-        "verdict": verdict(ratio, half, floor),
+        "verdict": verdict(ratio, half, floor) if baseline in rates else "no baseline",
         "ttft_p99_s": _mean(feasible, "ttft_p99_s"),
         "tpot_p99_s": _mean(feasible, "tpot_p99_s"),
         **{name: _mean(feasible, name) for name in _SUMMARY},

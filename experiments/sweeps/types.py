@@ -1,9 +1,13 @@
 """What a sweep is: cells to measure, a table over what was measured, a plot."""
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from strata_jax import simulation, systems, validation
+from strata_jax.workloads import synthetic
 
 Row = dict[str, Any]
 Cell = tuple[Mapping[str, Any], Mapping[str, Any]]  # (config, what was measured)
@@ -22,6 +26,16 @@ class Options:
   policy: str | None = None  # a name, FILE.py:NAME or module:NAME: rows of its own beside strata's
   targets: tuple[float, ...] = ()  # T* / T_ref; (): the sweep's own
   quick: bool = False  # few requests, seeds and systems
+
+  def __post_init__(self) -> None:
+    simulation.find_profile(self.hardware, self.model)
+    validation.check_choice(self, "workload", ("", *synthetic.GENERATORS))
+    validation.check_int(self, "seeds", minimum=0)
+    validation.check_int(self, "limit", minimum=0)
+    for name in self.systems:
+      systems.system(name)
+    if any(not 0.0 < target < math.inf for target in self.targets):
+      validation.fail(self, "targets", "numbers > 0", self.targets)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
