@@ -24,7 +24,8 @@ def load_policy(spec: str, config: SchedulerConfig | None = None) -> Policy:
 
   Raises:
     ValueError: an unknown name, no such file or module, a file that fails to import (with the
-      error), no such name in it, or something that does not take a view and a config.
+      error), no such name in it, or something that does not take a view and a config. The policy
+      itself: when the function answers with anything but a plan.
   """
   if spec in POLICIES:
     return make_policy(spec, config)
@@ -33,7 +34,14 @@ def load_policy(spec: str, config: SchedulerConfig | None = None) -> Policy:
       f"policy: expected one of {', '.join(POLICIES)}, FILE.py:NAME or module:NAME, got {spec!r}"
     )
   function, bound = load_function(spec), config or SchedulerConfig()
-  return lambda view: function(view, bound)
+
+  def policy(view: SchedulerView) -> StepPlan:
+    plan = function(view, bound)
+    if not isinstance(plan, StepPlan):
+      raise ValueError(f"policy {spec!r}: expected a StepPlan, got {type(plan).__name__}")
+    return plan
+
+  return policy
 
 
 def load_function(spec: str) -> PolicyFunction:

@@ -92,3 +92,10 @@ def test_a_file_that_fails_is_named_with_its_error(tmp_path):
   path.write_text("def schedule(view, config):\n  return (\n")
   with pytest.raises(ValueError, match=r"broken.py.*failed to import: SyntaxError"):
     load_policy(f"{path}:schedule")
+
+
+def test_an_answer_that_is_no_plan_is_named(tmp_path):
+  path = tmp_path / "forgets.py"
+  path.write_text("def schedule(view, config):\n  view.waiting\n")
+  with pytest.raises(ValueError, match=r"forgets\.py:schedule': expected a StepPlan, got NoneType"):
+    load_policy(f"{path}:schedule")(view(*WAITING))
