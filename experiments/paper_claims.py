@@ -24,6 +24,9 @@ RUNS: dict[str, tuple[str, ...]] = {
     "--limit=800",
   ),
   "ablation_14b": ("--name=ablation", "--model=qwen25_14b_1m", "--seeds=2", "--limit=1000"),
+  "ablation_peak_14b": (
+    "--name=ablation_peak", "--model=qwen25_14b_1m", "--seeds=5", "--limit=500",
+  ),
   "page_size": ("--name=page_size", "--seeds=2"),
   "load_ratio": ("--name=load_ratio",),
   "controls": ("--name=controls", "--seeds=3"),
