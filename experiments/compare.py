@@ -248,6 +248,10 @@ def _say(
     say("no first diverging decision: run both with --record=FILE")
   elif diverges is None:
     say("all decisions are the same")
+  elif "ends" in diverges:
+    say(
+      f"all decisions are the same until {diverges['ends'].upper()} ends, at {diverges['decision']}"
+    )
   else:
     state = "the same state" if diverges.get("same_state") else "other states"
     say(f"first diverging decision: {diverges['decision']} ({state})")

@@ -108,6 +108,10 @@ def test_first_diverging_decision(tmp_path, capsys, ttfts):
   assert diverges["fields"]["deferred"]["first"] == [
     {"request_id": 1, "reason": "claimed", "waits_on": [1]}
   ]
+  longer = _record(tmp_path / "c.jsonl", (*views, view(waits(3), version=4)), strata)
+  argv = [f"--run_a={a}", f"--run_b={b}", f"--record_b={longer}", f"--out={tmp_path / 'out'}"]
+  compare.main(compare.FLAGS.parse(argv))
+  assert "all decisions are the same until A ends, at 3" in capsys.readouterr().err
   same = _compare(tmp_path, capsys, f"--run_a={a}", f"--run_b={b}", f"--record_b={first}")
   assert same["recorded"]
   assert same["first_divergence"] is None
