@@ -95,7 +95,8 @@ def measure_all(
   sweep = find(name)
   folder = out / "cells"
   folder.mkdir(exist_ok=True)
-  paths = [folder / f"{cell_key(sweep.name, config)}.json" for config in configs]
+  own = "" if name in SWEEPS else pathlib.Path(name).read_text(encoding="utf-8")
+  paths = [folder / f"{cell_key(sweep.name + own, config)}.json" for config in configs]
   missing = [index for index, path in enumerate(paths) if not path.exists()]
   with run_folder.Progress(len(configs), sweep.name) as bar:
     bar.update(len(configs) - len(missing))

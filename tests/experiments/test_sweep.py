@@ -57,6 +57,9 @@ def test_a_sweep_from_a_file_is_measured_once_and_resumed(tmp_path, capsys, monk
   monkeypatch.setattr(sweep.concurrent.futures.ProcessPoolExecutor, "submit", never)
   second = run(tmp_path, capsys, *argv)
   assert second["rows"] == first["rows"]
+  (tmp_path / "tiny.py").write_text(TINY + "\n# measured in another way\n")
+  with pytest.raises(AssertionError, match="measured again"):
+    run(tmp_path, capsys, *argv)
 
 
 @pytest.mark.parametrize("name", sorted(SWEEPS))
