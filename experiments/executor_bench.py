@@ -33,25 +33,25 @@ from strata_jax.executors.buckets import Buckets
 from strata_jax.models import build, random
 from strata_jax.pallas_kernels import timing
 
+_LOADS = ("kernel/layer", "kernel/whole", "copy_engine/layer", "memcpy_async/layer")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchConfig:
   """What is run."""
 
-  model: str = "llama31_8b"  # random weights
-  page_sizes: tuple[int, ...] = (16, 1)
+  model: str = "llama31_8b"  # preset, with random weights
+  page_sizes: tuple[int, ...] = (16, 1)  # tokens of a page
   prefill_prompts: int = 4  # prompts of one step
   prefill_tokens: int = 4096  # tokens a prompt
-  decode_batch: int = 16  # sequences
+  decode_batch: int = 16  # sequences that decode
   decode_context: int = 4096  # tokens of context a sequence
   decode_steps: int = 8  # steps in one launch
-  loads: tuple[str, ...] = (  # I/O back end and overlap; the first runs prefill and decode, too
-    "kernel/layer", "kernel/whole", "copy_engine/layer", "memcpy_async/layer",
-  )  # fmt: skip
-  beside_tokens: tuple[int, ...] = (1024, 4096)  # computed while a load runs
-  load_tokens: tuple[int, ...] = (4096, 16384)  # loaded beside them
-  layers_per_program: int = 1  # where nothing is loaded beside them
-  rounds: int = 5  # of which the median is taken
+  loads: tuple[str, ...] = _LOADS  # I/O back end/overlap; the first runs prefill and decode, too
+  beside_tokens: tuple[int, ...] = (1024, 4096)  # tokens computed while a load runs
+  load_tokens: tuple[int, ...] = (4096, 16384)  # tokens loaded beside them
+  layers_per_program: int = 1  # layers in one program where nothing is loaded beside
+  rounds: int = 5  # measurements, of which the median is taken
   seed: int = 0  # of weights, prompts and slots
 
   def __post_init__(self) -> None:

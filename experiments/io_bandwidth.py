@@ -52,10 +52,10 @@ class BandwidthConfig:
   fragment_bytes: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384, 65536, 262144)  # fragment sizes
   blocks: tuple[int, ...] = (1, 2, 3, 4, 8)  # thread blocks, for the fragments of --by_blocks
   by_blocks: tuple[int, ...] = (2048, 4096, 16384)  # fragment sizes at which blocks are swept
-  pool_gib: tuple[int, ...] = (2, 8, 16)  # host pools, swept with fragments of 4 KiB
-  pages_a_call: tuple[int, ...] = (1, 8, 64, 512, 2048)  # with pages of 32 fragments of 4 KiB
-  call_mib: int = 512  # moved by one call
-  seed: int = 0  # of the lists
+  pool_gib: tuple[int, ...] = (2, 8, 16)  # GiB of host pools, swept with fragments of 4 KiB
+  pages_a_call: tuple[int, ...] = (1, 8, 64, 512, 2048)  # pages of 32 fragments of 4 KiB
+  call_mib: int = 512  # MiB moved by one call
+  seed: int = 0  # of the lists of slots
 
   def __post_init__(self) -> None:
     validation.check_int(self, "call_mib", minimum=1)

@@ -35,12 +35,12 @@ class InterferenceConfig:
   copy_page_kib: tuple[int, ...] = (128, 2048)  # whole pages moved by the copy engine
   prefill_tokens: int = 8192  # tokens of the prompt
   prefill_layers: int = 4  # layers of the prefill stack
-  decode_batch: int = 32  # sequences
+  decode_batch: int = 32  # sequences that decode
   decode_context: int = 8192  # tokens of context a sequence
   decode_layers: int = 16  # layers of the decode stack
-  pool_gib: int = 4  # host pool
+  pool_gib: int = 4  # GiB of the host pool
   rounds: int = 5  # measurements in turns, of which the median counts
-  seed: int = 0  # of the lists
+  seed: int = 0  # of the lists of slots
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):

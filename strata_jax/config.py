@@ -116,10 +116,10 @@ WRITE_POLICIES = ("write_through", "write_through_selective", "write_back", "non
 class CacheConfig:
   """The tiers and how pages move down. Pools are given in tokens, rounded down to whole pages."""
 
-  page_size: int = 16
-  device_tokens: int = 8192
-  host_tokens: int = 65536  # 0: no host tier
-  write_policy: str = "write_through"
+  page_size: int = 16  # tokens of a page
+  device_tokens: int = 8192  # room in the device pool
+  host_tokens: int = 65536  # room in the host pool; 0: no host tier
+  write_policy: str = "write_through"  # or "write_through_selective", "write_back", "none"
   selective_threshold: int = 2  # accesses before write_through_selective backs a node up
   enabled: bool = True  # off: every match is empty
   access_count_entries: int = 1 << 20  # bound of the table of access counts of evicted pages
@@ -149,16 +149,16 @@ class StorageConfig:
   in memory are read, and only long ones: the rest is computed sooner.
   """
 
-  min_prefetch_tokens: int = 256  # shorter runs are computed
-  prefetch_limit_s: float = 30.0  # policy timeout: at most this
-  prefetch_base_s: float = 2.0  # and at most this
-  prefetch_s_per_1024_tokens: float = 0.1  # plus this
-  read_tokens: int = 1024  # in one read
-  prefetch_tokens_in_flight: int = 8192  # of all reads together
-  spill_tokens_in_flight: int = 16384  # not handed over to the store yet
-  held_host_fraction: float = 0.5  # of the host pool, for pages that were read for who waits
+  min_prefetch_tokens: int = 256  # shorter runs are computed, not read from storage
+  prefetch_limit_s: float = 30.0  # prefetch policies timeout and cost: wait at most this
+  prefetch_base_s: float = 2.0  # and at most this and a share for the length:
+  prefetch_s_per_1024_tokens: float = 0.1  # seconds of that share for 1,024 tokens
+  read_tokens: int = 1024  # tokens in one read of the store
+  prefetch_tokens_in_flight: int = 8192  # tokens of all reads of the store together
+  spill_tokens_in_flight: int = 16384  # tokens not handed over to the store yet, at most
+  held_host_fraction: float = 0.5  # share of the host pool for pages read for who waits
   writes: bool = True  # off: the store is only read
-  retry_s: float = 30.0  # without writes after the store refused one
+  retry_s: float = 30.0  # after the store refused a write, none for so long
 
   def __post_init__(self) -> None:
     validation.check_int(self, "min_prefetch_tokens", minimum=1)
@@ -188,7 +188,7 @@ class ServingConfig:
   """The serving loop: budgets of a step and of the running set."""
 
   requests_in_flight: int = 128  # waiting + running; later arrivals stay with the client
-  running_requests: int = 64
+  running_requests: int = 64  # admitted and not finished, at most
   batch_requests: int = 16  # requests in one prefill batch
   step_tokens: int = 2048  # prefill tokens in one step
   decode_steps: int = 1  # decode steps under one plan at most

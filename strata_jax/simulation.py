@@ -38,8 +38,8 @@ SERVING = ServingConfig(
 class PoolSizes:
   """Tokens of the pools; 0: what the profile's memory leaves beside the weights."""
 
-  device_tokens: int = 0
-  host_tokens: int = 0
+  device_tokens: int = 0  # room in the device pool; 0: what the profile leaves
+  host_tokens: int = 0  # room in the host pool; 0: what the profile leaves
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,14 +17,14 @@ Cell = tuple[Mapping[str, Any], Mapping[str, Any]]  # (config, what was measured
 class Options:
   """What the command line may say about any sweep."""
 
-  hardware: str = "h200"
-  model: str = "llama31_8b"
-  workload: str = ""  # "": the sweep's own
-  seeds: int = 0  # 0: the sweep's own number
+  hardware: str = "h200"  # machine: <hardware>_<model>.json is the profile
+  model: str = "llama31_8b"  # model of the profile
+  workload: str = ""  # of synthetic shapes; empty: the sweep's own
+  seeds: int = 0  # runs of each cell; 0: the sweep's own number
   limit: int = 0  # requests of a run; 0: all
-  systems: tuple[str, ...] = ()  # (): the sweep's own
+  systems: tuple[str, ...] = ()  # rows of the table; empty: the sweep's own
   policy: str | None = None  # a name, FILE.py:NAME or module:NAME: rows of its own beside strata's
-  targets: tuple[float, ...] = ()  # T* / T_ref; (): the sweep's own
+  targets: tuple[float, ...] = ()  # mean TTFTs, in isolated uncached ones; empty: the sweep's own
   quick: bool = False  # few requests, seeds and systems
 
   def __post_init__(self) -> None:

@@ -20,23 +20,23 @@ class SchedulerConfig:
   threshold or limit may be `math.inf`, which means never.
   """
 
-  order: str = "fcfs"
+  order: str = "fcfs"  # who is considered first: "fcfs", "longest_prefix" or "shortest_load"
   order_max_waiting: float = math.inf  # with more requests waiting the order is FCFS
 
-  deferral: bool = True
+  deferral: bool = True  # delay hits wait for the request that computes what they share
   deferral_threshold_tokens: float = 100  # a longer run that another computes is a delay hit
 
-  balance: bool = True
+  balance: bool = True  # a request with which the batch would be loading-bound is postponed
   ratio_threshold: float | str = 100.0  # load ratio; "profiled": where loads take over (Costs)
   balance_by: str = "token_ratio"  # "predicted_seconds": load seconds over compute seconds
-  seconds_threshold: float = 1.0  # for "predicted_seconds"
+  seconds_threshold: float = 1.0  # the ratio above which "predicted_seconds" postpones
   refill: bool = True  # the postponed join when room is left
 
-  bundles: bool = True
+  bundles: bool = True  # requests that share what a batch loads join it
   bundle_slack_tokens: float = 100  # a bundle hit loads at most this beyond the batch's loads
   bundle_min_shared_tokens: float = 1  # and shares at least this with them
 
-  bubble_filling: bool = True
+  bubble_filling: bool = True  # others decode while a loading-bound batch loads
   rolling_loads: bool = True  # parked requests resume one by one and others join; off: as a batch
   window_s: float = 0.2  # rolling loads: others join while fewer seconds of loads are on their way
   layerwise: bool = True  # compute may start while its load runs, layer by layer
@@ -48,11 +48,11 @@ class SchedulerConfig:
 
   min_load_tokens: int = 0  # a shorter host hit is computed again
   load_or_compute: str = "load"  # "cheaper": all or nothing by cost; "split": k of n; "compute"
-  prefetch: str = "best_effort"  # when a request whose prefetch runs may be chosen
+  prefetch: str = "best_effort"  # wait for storage; or "wait_complete", "timeout", "cost"
 
-  max_deferrals: float = 8
-  max_postponements: float = 8
-  max_bypasses: float = 8
+  max_deferrals: float = 8  # after so many a request is urgent: first, never deferred
+  max_postponements: float = 8  # after so many a request is urgent
+  max_bypasses: float = 8  # after so many rounds in which later arrivals went first it is urgent
 
   running_reserve_tokens: int = 128  # room kept for each running request's output, at most
 

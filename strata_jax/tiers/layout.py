@@ -14,11 +14,11 @@ class PageLayout:
   A fragment is one page in one layer, K and V side by side: `[2, page_size, kv_heads, head_dim]`.
   """
 
-  num_layers: int
-  page_size: int
-  kv_heads: int
-  head_dim: int
-  dtype: str = "float32"
+  num_layers: int  # layers of the model
+  page_size: int  # tokens of a page
+  kv_heads: int  # heads of K, and of V, in a layer
+  head_dim: int  # elements of a head
+  dtype: str = "float32"  # of K and V
 
   def __post_init__(self) -> None:
     for field in ("num_layers", "page_size", "kv_heads", "head_dim"):
