@@ -25,7 +25,9 @@ from strata_jax.scheduler.config import SchedulerConfig
 FLAGS = flags.FlagSet("Simulates a system serving a workload.")
 workload_flags.add(FLAGS)
 FLAGS.add_flag("model", str, "llama31_8b", "model of the profile")
-FLAGS.add_flag("hardware", str, "h200", "machine: <hardware>_<model>.json is the profile")
+FLAGS.add_flag(
+  "hardware", str, "h200", f"of a profile <hardware>_<model>: {', '.join(profile.names())}"
+)
 FLAGS.add_flag("system", str, "strata", f"one of {', '.join(systems.SYSTEMS)}")
 FLAGS.add_flag("policy", str | None, None, "name, FILE.py:NAME or module:NAME; none: the system's")
 FLAGS.add_flag("page_size", int | None, None, "tokens of a page; none: the system's")
