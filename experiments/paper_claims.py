@@ -48,6 +48,8 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim:
+  """A published number, and where ours stands."""
+
   what: str
   published: float | tuple[float, float] | str
   figure: Figure | None

@@ -16,6 +16,8 @@ from strata_jax.workloads.workload import Workload
 
 
 class DelayHits(NamedTuple):
+  """What a run of requests would hit; all three count prompt tokens."""
+
   input_tokens: int
   hit_tokens: int
   delay_hit_tokens: int  # known but not ready yet: computed once more

@@ -61,6 +61,8 @@ class Interference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hardware:
+  """One device of a machine and its host; rates are those of the device."""
+
   matmul_flops: float
   matmul_efficiency: float
   attention_flops: float
@@ -79,6 +81,8 @@ class Hardware:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Storage:
+  """The store below the host."""
+
   read_bytes_per_s: float
   write_bytes_per_s: float
   latency_s: float
@@ -103,6 +107,8 @@ class ModelShape:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile:
+  """A model on a machine: what `CostModel` computes seconds from."""
+
   name: str
   devices: int
   kv_sharded: bool  # whether each device holds 1 / devices of a token's KV

@@ -94,6 +94,8 @@ class LoadDone(NamedTuple):
 
 
 class BackupDone(NamedTuple):
+  """A backup has ended; `ok`: its pages are on the host."""
+
   transfer_id: int
   at_s: float
   ok: bool = True
@@ -158,6 +160,8 @@ StorageWork = LookUpWork | PrefetchWork | SpillWork
 
 
 class LookUpDone(NamedTuple):
+  """A look-up in the store has ended; `pages`: how many it has."""
+
   work_id: int
   at_s: float
   pages: int  # in a row
@@ -192,6 +196,8 @@ Event = LoadDone | BackupDone | StepDone | StorageEvent
 
 
 class SamplingParams(NamedTuple):
+  """How output tokens are drawn."""
+
   temperature: float = 0.0  # 0: greedy
   seed: int = 0  # the draw for output i of a request depends on (seed, i) alone
 

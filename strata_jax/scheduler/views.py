@@ -167,12 +167,16 @@ class Prefill(NamedTuple):
 
 
 class Deferred(NamedTuple):
+  """A request that waits for what another computes or was chosen to compute."""
+
   request_id: int
   reason: str  # "in_flight" or "claimed"
   waits_on: tuple[int, ...]  # node ids
 
 
 class Refused(NamedTuple):
+  """A request that can never run, and why."""
+
   request_id: int
   reason: str
 

@@ -22,6 +22,8 @@ Encode = Callable[[str], Sequence[int]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
+  """A document with its questions; `answers[i]` belongs to `questions[i]`."""
+
   title: str
   text: str
   questions: tuple[str, ...]

@@ -22,6 +22,8 @@ _COUNT = re.compile(r"\d+", re.ASCII)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class AzureRow:
+  """One request of the trace."""
+
   at_ns: int  # from the first row of the file
   input_tokens: int
   output_tokens: int

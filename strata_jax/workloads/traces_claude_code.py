@@ -24,6 +24,8 @@ _MAX_BLOCK_ID = MAX_TOKEN_ID // BLOCK_TOKENS - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClaudeCodeRow:
+  """One call of a model."""
+
   at_s: float  # from the start of the conversation, sub-agents included
   model: str
   input_tokens: int
@@ -33,6 +35,8 @@ class ClaudeCodeRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Conversation:
+  """All calls of one file."""
+
   name: str
   rows: tuple[ClaudeCodeRow, ...]  # by absolute time, file order among equal times
 

@@ -22,6 +22,8 @@ _MAX_BLOCK_ID = MAX_TOKEN_ID // BLOCK_TOKENS - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MooncakeRow:
+  """One request of the trace."""
+
   timestamp_ms: float
   input_tokens: int
   output_tokens: int

@@ -38,6 +38,7 @@ class Workload:
     return sum(output_tokens(request) for request in self.requests)
 
   def with_requests(self, requests: Iterable[Request]) -> "Workload":
+    """The same workload with other requests."""
     return dataclasses.replace(self, requests=tuple(requests))
 
 
