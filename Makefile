@@ -16,6 +16,7 @@ help:
 	@echo "make serve       a real model answers questions about real files; outputs are verified"
 	@echo "make test        lint, types, the whole test suite"
 	@echo "make test-quick  the fast tests only"
+	@echo "make lint        lint and types only"
 	@echo "make clean       removes .venv and what was built"
 
 serve: .venv/.serve
