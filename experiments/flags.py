@@ -139,7 +139,7 @@ class FlagSet:
     """All flags with their meaning and defaults."""
     lines = [self._description, ""]
     for flag in self._flags.values():
-      default = "" if flag.default is None else f" (default: {_text(flag.default)})"
+      default = "" if flag.default in (None, "", ()) else f" (default: {_text(flag.default)})"
       lines.append(f"  --{flag.name}={_kind_text(flag.kind)}{default}")
       lines.append(textwrap.fill(flag.help, 92, initial_indent=" " * 6, subsequent_indent=" " * 6))
     return "\n".join(lines)

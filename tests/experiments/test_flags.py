@@ -172,3 +172,11 @@ def test_a_program_ends_with_status_and_one_line():
     assert answer.stdout == ""
     assert answer.stderr.count("\n") == 1
   assert "--name=text" in _program("--help").stdout
+
+
+def test_an_empty_default_is_not_shown():
+  program = flags.FlagSet("x")
+  program.add_flag("nothing", str, "", "a text")
+  program.add_flag("zero", int, 0, "a number")
+  assert "default: )" not in program.help_text()
+  assert "(default: 0)" in program.help_text()
