@@ -2,7 +2,7 @@
 
 PYTHON ?=
 SERVE_FLAGS ?=
-TEST_FLAGS ?=
+TEST_FLAGS ?= -n 2 --dist loadfile
 
 python := .venv/bin/python
 pip_install := $(python) -m pip install --quiet --disable-pip-version-check
