@@ -398,8 +398,7 @@ class OrbaxSegments:
         names = self._choose(force)
         if not names:
           return gone
-        self._merge(names)
-        gone += len(names)
+        gone += self._merge(names)
     finally:
       os.close(lock)
 
@@ -409,11 +408,13 @@ class OrbaxSegments:
       candidates = [compaction.Candidate(s.name, s.pages, s.live_pages, s.used_s) for s in segments]
     return compaction.choose(candidates, self._batch_pages, force=force)
 
-  def _merge(self, names: list[str]) -> None:
-    """Moves the live pages of some segments into a new one."""
-    with self._lock:
-      sources = [self._index.segments[name] for name in names]
+  def _merge(self, names: list[str]) -> int:
+    """Moves the live pages of some segments into a new one. Returns how many were still there."""
+    with self._lock:  # a write may have evicted some since they were chosen
+      sources = [s for s in map(self._index.segments.get, names) if s is not None]
       runs = [run for source in sources for run in segment_reads.live_runs(source)]
+    if not sources:
+      return 0
     pages = sum(len(run.wanted) for run in runs)
     out = np.empty((pages, self.page_bytes), np.uint8)
     start = 0
@@ -441,6 +442,7 @@ class OrbaxSegments:
     for source in sources:
       self._folder.discard(source.name)
     self.stats["compactions"] += 1
+    return len(sources)
 
   def clear(self) -> None:
     """Deletes all pages of every namespace."""

@@ -8,6 +8,7 @@ is imported and nothing has run yet, makes a child in milliseconds.
 import json
 import os
 import sys
+import traceback
 import warnings
 
 import numpy as np
@@ -51,8 +52,9 @@ def main() -> None:
     if not child:
       try:
         work(**order)
-      finally:
-        os._exit(1)
+      except BaseException:  # a child that ends by itself says why
+        traceback.print_exc()
+      os._exit(1)
     os.waitpid(child, 0)
     print("gone", flush=True)
 

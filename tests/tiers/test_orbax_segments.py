@@ -375,6 +375,33 @@ def test_a_page_deleted_during_a_compaction_stays_deleted(make, monkeypatch):
   assert store.contains(keys).tolist() == [True, True, False, True, True, True]
 
 
+@pytest.mark.parametrize("kept", [0, 2])
+def test_segments_evicted_after_they_were_chosen_are_passed_over(make, monkeypatch, kept):
+  store = make()
+  keys = keys_of("a", 6)
+  for key in keys:
+    write(store, [key])
+  choose = store._choose
+  pages = {segment.name: segment.live_pages for segment in store._index.segments.values()}
+  assert len(pages) >= 3
+  left = []
+
+  def choose_and_evict(force):
+    names = choose(force)
+    assert set(names) == set(pages)
+    left.extend(names[:kept])
+    for name in names[kept:]:
+      store._index.remove(name)
+      store._folder.discard(name)
+    monkeypatch.setattr(store, "_choose", choose)
+    return names
+
+  choices = iter([choose, choose_and_evict])  # a look before the lock is taken, then the choice
+  monkeypatch.setattr(store, "_choose", lambda force: next(choices)(force))
+  assert store.compact() == kept
+  assert check_read(store, keys).sum() == sum(pages[name] for name in left)
+
+
 def test_two_do_not_compact_at_once(make):
   one, two = make(), make()
   for key in keys_of("a", 6):
