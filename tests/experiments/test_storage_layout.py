@@ -43,6 +43,6 @@ def test_impossible_sizes_are_one_line(tmp_path):
 def test_the_store_keeps_up_with_plain_files(capsys, tmp_path):
   """Loosely: other work on the machine must not fail it; the experiment shows the figures."""
   summary = run(capsys, tmp_path, "--page_sizes=16", "--segment_bytes=134217728", "--repeats=1")
-  assert summary["read_fraction_of_plain"] > 0.2  # through TensorStore: 0.16
+  assert summary["read_fraction_of_plain"] > 0.3
   assert summary["write_fraction_of_plain"] > 0.25
   assert summary["page_first_over_layer_first_read"] > 2
