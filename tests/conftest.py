@@ -10,9 +10,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   for item in items:
     if item.get_closest_marker("gpu"):
       item.add_marker(skip)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-  parser.addoption(
-    "--kills", type=int, default=60, help="processes that the kill tests kill, each kind of store"
-  )

@@ -101,7 +101,6 @@ def test_a_few_kills(forker, tmp_path, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["segments", "tensorstore"])
-def test_kills_at_random_instants(forker, tmp_path, kind, request):
-  """More with `pytest tests/tiers/test_kill.py --kills=200`."""
-  kill_many(forker, tmp_path, kind, request.config.getoption("--kills"))
+@pytest.mark.parametrize(("kind", "rounds"), [("segments", 200), ("tensorstore", 50)])
+def test_kills_at_random_instants(forker, tmp_path, kind, rounds):
+  kill_many(forker, tmp_path, kind, rounds)
