@@ -3,7 +3,8 @@
 A sequence of a batch is a context of `starts[b]` tokens whose KV lies in pages, followed by a chunk
 of `lengths[b]` tokens (T is the padded chunk). Decode is the chunk of one token. The chunk is
 written first and attended to afterwards: by data dependence alone the pool is then updated in
-place, and no implementation can see a page that is written later.
+place, and no implementation can see a page that is written later. `unwritten_attention` is for
+programs that can write only afterwards.
 """
 
 import jax
@@ -16,6 +17,7 @@ IMPLEMENTATIONS = {
   "xla": xla.paged_attention,
   "cudnn": cudnn.paged_attention,  # GPUs alone
 }
+UNWRITTEN = ("xla", "cudnn")  # those that need not find the chunk in the pool
 
 
 def write_kv(
@@ -92,3 +94,29 @@ def paged_attention(
   # K and V are taken as the pool holds them, so that a hit and a computed token are alike.
   k, v = k.astype(pool.dtype), v.astype(pool.dtype)
   return IMPLEMENTATIONS[implementation](q, k, v, pool, page_table, starts, lengths)
+
+
+def unwritten_attention(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  pool: jax.Array,
+  page_table: jax.Array,
+  starts: jax.Array,
+  lengths: jax.Array,
+  *,
+  implementation: str,
+) -> jax.Array:
+  """`paged_attention` with a pool that the chunk is not written to yet.
+
+  No row of the batch may have a page in its context that the chunk of another one fills.
+
+  Raises:
+    ValueError: as there, and for `reference`, which reads the chunk from the pool.
+  """
+  if implementation not in UNWRITTEN:
+    raise ValueError(
+      f"unwritten_attention: expected one of {', '.join(UNWRITTEN)}, got {implementation!r}"
+    )
+  k, v = k.astype(pool.dtype), v.astype(pool.dtype)
+  return IMPLEMENTATIONS[implementation](q, k, v, pool, page_table, starts, lengths, written=False)

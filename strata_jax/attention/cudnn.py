@@ -23,8 +23,13 @@ def paged_attention(
   page_table: jax.Array,
   starts: jax.Array,
   lengths: jax.Array,
+  *,
+  written: bool = True,
 ) -> jax.Array:
-  """See `api.paged_attention`. A chunk of several tokens is not read from the pool.
+  """See `api.paged_attention`.
+
+  A chunk of several tokens is never read from the pool; one of a single token is, if it is
+  `written` there: then one kernel does it all.
 
   Raises:
     ValueError: not bfloat16, or a head that cuDNN does not take.
@@ -37,12 +42,13 @@ def paged_attention(
       f"attention 'cudnn': head_dim: expected a multiple of 8, at most {_LARGEST_HEAD}, "
       f"got {q.shape[-1]}"
     )
-  if q.shape[1] == 1:  # the one token is in the pool, and sees everything up to itself
+  if q.shape[1] == 1 and written:  # the token is in the pool, and sees everything up to itself
     tokens = jnp.where(lengths > 0, starts + 1, 0)
     out = _context_out(q, pool, page_table, tokens, stats=False)[0]
     return jnp.where((tokens > 0)[:, None, None, None], out, 0)
   context = _context_part(q, pool, page_table, jnp.where(lengths > 0, starts, 0))
-  return merge.merge(context, _chunk_part(q, k, v)).out.astype(q.dtype)
+  chunk = _token_part(q, k, v) if q.shape[1] == 1 else _chunk_part(q, k, v)
+  return merge.merge(context, chunk).out.astype(q.dtype)
 
 
 def _context_part(
@@ -59,6 +65,14 @@ def _chunk_part(q: jax.Array, k: jax.Array, v: jax.Array) -> merge.Partial:
   """Causal attention of a chunk over itself; padding comes last, so that no valid token sees it."""
   out, stats = _call(q, k, v, fused.MaskType.CAUSAL, stats=True)
   return merge.Partial(out.astype(jnp.float32), jnp.swapaxes(stats, 1, 2))
+
+
+def _token_part(q: jax.Array, k: jax.Array, v: jax.Array) -> merge.Partial:
+  """Attention of one token over itself: its value, and its score as the log-sum-exp."""
+  group = q.shape[2] // k.shape[2]
+  keys, values = (jnp.repeat(a, group, axis=2).astype(jnp.float32) for a in (k, v))
+  scores = jnp.sum(q.astype(jnp.float32) * keys, axis=-1) * q.shape[-1] ** -0.5
+  return merge.Partial(values, scores)
 
 
 def _context_out(

@@ -25,12 +25,14 @@ def paged_attention(
   page_table: jax.Array,
   starts: jax.Array,
   lengths: jax.Array,
+  *,
+  written: bool = True,
 ) -> jax.Array:
-  """See `api.paged_attention`."""
+  """See `api.paged_attention`; a chunk of one token is read from the pool, if `written` there."""
   batch, chunk, heads, head_dim = q.shape
   kv_heads = k.shape[2]
   rows = _group_queries(q, kv_heads)
-  if chunk == 1:  # the one token is in the pool, and sees everything up to itself
+  if chunk == 1 and written:  # the token is in the pool, and sees everything up to itself
     part = context_part(rows, pool, page_table, jnp.where(lengths > 0, starts + 1, 0))
   else:
     part = merge.merge(

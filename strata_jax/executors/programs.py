@@ -19,6 +19,7 @@ from strata_jax.models import llama
 from strata_jax.pallas_kernels import host_memory
 from strata_jax.pallas_kernels.fragment_io import api as fragment_io
 
+_LOOPLESS = ("cudnn",)  # implementations of attention that can stand in a region
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
@@ -123,26 +124,62 @@ def _layer_beside_load(
   Returns:
     [B, T, hidden] and the two pools.
   """
-  positions = starts[:, None] + jnp.arange(x.shape[1])
   host = host_memory.device_view(host)
   load = functools.partial(
     _load_layer, implementation="mosaic_gpu", config=fragment_io.FragmentIoConfig(sort_from=2**31)
   )
   load_args = (following, host, following_layer, *load_lists)
-
-  # Attention stays on the main stream: it may loop, and more than one result of a region makes XLA
-  # await it before the other one starts. The load overlaps it all the same: it is ready first.
+  where = (page_table, starts, lengths)
+  how: Any = {"config": config, "implementation": implementation}
+  if implementation in _LOOPLESS:
+    following, y = streams.beside(
+      load, load_args, functools.partial(_whole_layer, **how), (x, params, pool, *where)
+    )
+    x, k, v = _split(config, y)
+    return x, attention.write_kv(pool, k, v, *where), following
+  # Attention that loops cannot stand in a region: the load runs beside what follows it alone.
+  positions = starts[:, None] + jnp.arange(x.shape[1])
   q, k, v = llama.attention_inputs(config, params, x, positions)
-  pool = attention.write_kv(pool, k, v, page_table, starts, lengths)
-  out = attention.paged_attention(
-    q, k, v, pool, page_table, starts, lengths, implementation=implementation
-  )
+  pool = attention.write_kv(pool, k, v, *where)
+  out = attention.paged_attention(q, k, v, pool, *where, implementation=implementation)
 
   def finish(x, params, out):
     return llama.finish_layer(config, params, x, out)
 
   following, x = streams.beside(load, load_args, finish, (x, params, out))
   return x, pool, following
+
+
+def _whole_layer(
+  x: jax.Array,
+  params: llama.LayerParams,
+  pool: jax.Array,
+  page_table: jax.Array,
+  starts: jax.Array,
+  lengths: jax.Array,
+  *,
+  config: config_lib.ModelConfig,
+  implementation: str,
+) -> jax.Array:
+  """[B, T, hidden + 2 * kv_heads * head_dim]: the hidden states, and K and V to be written.
+
+  One array, since XLA awaits a region with several results before it starts the other one.
+  """
+  positions = starts[:, None] + jnp.arange(x.shape[1])
+  q, k, v = llama.attention_inputs(config, params, x, positions)
+  out = attention.unwritten_attention(
+    q, k, v, pool, page_table, starts, lengths, implementation=implementation
+  )
+  x = llama.finish_layer(config, params, x, out)
+  return jnp.concatenate([x, *(a.reshape(*x.shape[:2], -1) for a in (k, v))], axis=-1)
+
+
+def _split(config: config_lib.ModelConfig, y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """What `_whole_layer` put side by side: x, and K and V [B, T, kv_heads, head_dim]."""
+  width = config.kv_heads * config.head_dim
+  x, k, v = jnp.split(y, [config.hidden_size, config.hidden_size + width], axis=-1)
+  heads = (*y.shape[:2], config.kv_heads, config.head_dim)
+  return x, k.reshape(heads), v.reshape(heads)
 
 
 @functools.partial(jax.jit, static_argnames="implementation", donate_argnames="pool")

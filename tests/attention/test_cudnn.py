@@ -18,6 +18,7 @@ from tests.attention import test_xla
 from tests.pallas_kernels import lowering
 
 _attend = jax.jit(attention.paged_attention, static_argnames="implementation")
+_attend_unwritten = jax.jit(attention.unwritten_attention, static_argnames="implementation")
 _cudnn = jax.jit(functools.partial(attention.paged_attention, implementation="cudnn"))
 _SMALL = ArgSpec(
   heads=4, kv_heads=2, head_dim=64, page_size=4, chunk=8, starts=(9, 0), lengths=(8, 5)
@@ -78,6 +79,8 @@ def test_parity(name):
   )  # fmt: skip
   got = np.asarray(_attend(*arguments, implementation="cudnn"), np.float32)
   want = np.asarray(_attend(*arguments, implementation="reference"), np.float32)
+  after = np.asarray(_attend_unwritten(*arguments, implementation="cudnn"), np.float32)
   assert np.isfinite(got).all()
   for row, length in enumerate(spec.lengths):
     np.testing.assert_allclose(got[row, :length], want[row, :length], atol=2e-2)
+    np.testing.assert_allclose(after[row, :length], want[row, :length], atol=2e-2)

@@ -64,6 +64,18 @@ def test_grouped_queries(heads, kv_heads):
   assert_same(case(2, 4, [10, 0], [8, 3], 8, heads=heads, kv_heads=kv_heads), 2e-5)
 
 
+@pytest.mark.parametrize("chunk", [1, 6])
+def test_a_chunk_that_is_written_afterwards(chunk):
+  q, k, v, pool, *where = case(6, 4, [0, 9, 31], [min(chunk, n) for n in (1, 5, 6)], chunk)
+  stale = _write(pool, jnp.full_like(k, jnp.nan), v, *where)
+  got = attention.unwritten_attention(q, k, v, stale, *where, implementation="xla")
+  want = _attend(q, k, v, pool, *where, implementation="reference")
+  for row, length in enumerate(np.asarray(where[-1])):
+    np.testing.assert_allclose(got[row, :length], want[row, :length], atol=2e-5)
+  with pytest.raises(ValueError, match="expected one of xla, cudnn, got 'reference'"):
+    attention.unwritten_attention(q, k, v, stale, *where, implementation="reference")
+
+
 def test_contexts_longer_than_one_block():
   assert_same(case(3, 16, [xla._BLOCK_TOKENS * 2 + 7, 3], [5, 8], 8), 2e-5)
   assert_same(case(4, 1, [xla._BLOCK_TOKENS, xla._BLOCK_TOKENS - 1], [1, 1], 1), 2e-5)

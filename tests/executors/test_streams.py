@@ -57,6 +57,7 @@ def test_a_layer_beside_a_load(rows, chunk, attention):
   load, compute = bodies
   assert "mosaic_gpu" in load
   assert "dot_general" in compute
+  assert ("__cudnn$fmha" in compute) == (attention == "cudnn")  # else it would precede the load
   for body in bodies:
     assert " call @" not in body
     assert "stablehlo.while" not in body
