@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from strata_jax import metrics, policy_loading, profile, serving_loop, simulation_checks
+from strata_jax import (
+  metrics,
+  policy_loading,
+  profile,
+  serving_loop,
+  simulation_checks,
+  warm_cache,
+)
 from strata_jax.cache_controller import CacheController
 from strata_jax.config import CacheConfig, ServingConfig, StorageConfig
 from strata_jax.cost_model import CostModel, IoConfig
@@ -248,10 +255,7 @@ def _warm(
     raise ValueError(
       f"initial_cache: expected a workload with shared contexts, got {workload.name}"
     )
-  cache = controller.cache
-  rounds = 1
-  if cache.write_policy == "write_through_selective":
-    rounds = cache.selective_threshold
+  rounds = warm_cache.rounds(controller)
   nothing = np.empty(0, dtype=np.int32)
   for round_ in range(rounds):
     requests = [
@@ -269,12 +273,4 @@ def _warm(
   if storage is not None:
     storage.restart()
   if flush_device:
-    tiers = controller.tiers
-    tiers.device.free(tiers.allocate(cache.device_pages))  # write-back happens here
-    executor = SimulatedExecutor(InstantTimeline())
-    work = controller.flush(0.0)
-    while work is not None:
-      executor.launch(work)
-      for event in executor.wait(None):
-        controller.complete(event, 0.0)
-      work = controller.flush(0.0)
+    warm_cache.flush_device(controller, SimulatedExecutor(InstantTimeline()))

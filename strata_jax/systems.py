@@ -162,6 +162,13 @@ _hicache_batch = SystemConfig(
   page_size=32, load_backend="memcpy_batch", store_backend="memcpy_batch", overlap="layer",
   policy=_FCFS,
 )  # fmt: skip
+_device_put = SystemConfig(
+  name="device_put", description="HiCache's pages moved by jax.device_put, one after the other",
+  source="what JAX offers without kernels and CUDA; measured, not published", version="1",
+  not_modelled=f"that its calls hold up whoever launches; {_SKIPS}",
+  page_size=32, load_backend="device_put", store_backend="device_put", overlap="whole",
+  policy=_FCFS,
+)  # fmt: skip
 _hicache_today_like = SystemConfig(
   name="hicache_today_like", description="Public HiCache: kernel loads, staged batch write-back",
   source=f"{_HICACHE}; {_SGLANG}", version="0.5 (2025)",
@@ -232,6 +239,7 @@ _PRESETS = (
   _hicache_batch,
   _lpm(_hicache_batch),
   *(_paged(_hicache_batch, page_size) for page_size in (64, 128, 256, 512, 1024)),
+  _device_put,
   _hicache_today_like,
   _lpm(_hicache_today_like, policy="dedup"),
   _vllm_lmcache_like,

@@ -16,9 +16,9 @@ from tests.scheduler.build import admitted, budgets, view, waits
 
 NAMED = (
   "paged_attention", "sglang_device", "sglang_device_lpm", "hicache_paper", "hicache_paper_lpm",
-  "hicache_batch", "hicache_batch_lpm", "hicache_today_like", "hicache_today_like_lpm",
-  "vllm_lmcache_like", "trtllm_like", "ct_hpkv_like", "mooncake_like", "strata",
-  "strata_selective", "strata_io", "strata_io_lpm", "strata_schedule_only", "strata_paper",
+  "hicache_batch", "hicache_batch_lpm", "device_put", "hicache_today_like",
+  "hicache_today_like_lpm", "vllm_lmcache_like", "trtllm_like", "ct_hpkv_like", "mooncake_like",
+  "strata", "strata_selective", "strata_io", "strata_io_lpm", "strata_schedule_only", "strata_paper",
   "oracle_io", "oracle_cache", "recompute",
 )  # fmt: skip
 
@@ -65,6 +65,11 @@ def test_ablations_differ_from_strata_in_one_thing():
   assert schedule_only == {"policy"}
   limits = SYSTEMS["strata_paper"].scheduler_config
   assert limits.max_bypasses == limits.max_deferrals == limits.max_postponements == math.inf
+
+
+def test_device_put_is_the_baseline_by_other_means():
+  changed = _differences(SYSTEMS["device_put"], SYSTEMS["hicache_paper"])
+  assert changed == {"load_backend", "store_backend", "separate_kv_copies", "overlap"}
 
 
 def _differences(first: SystemConfig, second: SystemConfig) -> set[str]:
