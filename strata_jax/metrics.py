@@ -140,6 +140,11 @@ class StepRow(NamedTuple):
   bundled: int
   preempted: int
   stale: int
+  # What its times depend on, for a fit of a profile:
+  prefill_chunks: tuple[tuple[int, int], ...]  # of each prefill: its tokens, and those before them
+  prefill_context_tokens: int  # sum of the tokens before the chunks
+  decode_context_tokens: int  # sum of the tokens before its first decode step
+  load_end_s: float | None  # when the last of its loads had come; None without loads
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -157,12 +157,9 @@ class _Run:
         if not isinstance(event, SpillHanded | SpillDone):  # no plan is another one for these
           self.plan_wanted, self.idle_rounds = True, 0
     self.load_times.settle()
-    result = self.result
-    result.ended_s = self._now_s()
-    result.load_busy_s = self.load_times.busy_s
-    result.bubble_s = self.load_times.bubble_s
-    result.parked_stall_s = self.load_times.parked_stall_s
-    return result
+    self.load_times.note(self.result)
+    self.result.ended_s = self._now_s()
+    return self.result
 
   def _now_s(self) -> float:
     return self.executor.now_s() - self.zero_s
@@ -299,7 +296,7 @@ class _Run:
       self.load_waiters[load.transfer_id] = [] if live is None else [live.record]
     if work.computes:
       self.load_times.settle()
-    self.load_times.launched(work.loads, work.parked_loads, now_s)
+    self.load_times.launched(work.loads, work.parked_loads, now_s, work.step_id)
     for prefill in work.prefills:
       live = self.live[prefill.request_id]
       end = prefill.start + len(prefill.token_ids)
@@ -310,6 +307,7 @@ class _Run:
         waiters = self.load_waiters.get(transfer_id)
         if waiters is not None and live.record not in waiters:
           waiters.append(live.record)
+    chunks = tuple([(len(prefill.token_ids), prefill.start) for prefill in work.prefills])
     row = StepRow(
       step_id=work.step_id,
       started_s=now_s,
@@ -318,7 +316,7 @@ class _Run:
       stall_s=0.0,
       compute_s=0.0,
       prefill_requests=len(work.prefills),
-      prefill_tokens=sum(len(prefill.token_ids) for prefill in work.prefills),
+      prefill_tokens=sum([tokens for tokens, _ in chunks]),
       decode_requests=len(work.decodes),
       decode_steps=work.decode_steps if work.decodes else 0,
       load_tokens=sum(load.tokens for load in work.loads),
@@ -331,6 +329,10 @@ class _Run:
       bundled=0 if plan is None else len(plan.bundled),
       preempted=0 if applied is None else len(applied.preempted),
       stale=0 if applied is None else len(applied.stale),
+      prefill_chunks=chunks,
+      prefill_context_tokens=sum([start for _, start in chunks]),
+      decode_context_tokens=sum([decode.position for decode in work.decodes]),
+      load_end_s=None,
     )
     if work.computes:
       first_tokens = frozenset(p.request_id for p in work.prefills if p.samples)
