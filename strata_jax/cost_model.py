@@ -6,9 +6,13 @@ Prefill pass of chunks i with t_i new tokens behind c_i context tokens:
   pass = matmul + attention + all-reduces + overhead
 A decode step is the same with t_i = 1 and the overlap of nothing. A transfer of n fragments takes
 latency + bytes / rate(back end, fragment bytes).
+
+What an executor adds (`profile.ExecutorCosts`): an overhead for each chunk and for each request of a
+decode step; with `chunks_apart` the matmul of a pass is the sum of its chunks' own.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from strata_jax import validation
@@ -64,6 +68,7 @@ class CostModel:
     if io.load_backend in ("kernel", "auto"):
       kind = "kernel" if io.capped_blocks else "kernel_uncapped"
     self.interference = profile.interference[kind]
+    self._executor = profile.executor
     self._decode_base_s: dict[int, float] = {}  # what a step costs beside attention, by requests
     self.load_rate = self._rate(profile.load, io.load_backend, LOAD_BLOCKS)
     self.backup_rate = self._rate(profile.backup, io.store_backend, STORE_BLOCKS)
@@ -72,14 +77,19 @@ class CostModel:
 
   def prefill_layer_s(self, chunks: Sequence[tuple[int, int]]) -> float:
     """One layer of a pass over chunks (new tokens, context tokens), nothing else running."""
-    model = self.profile.model
+    model, executor = self.profile.model, self._executor
     tokens = sum(new for new, _ in chunks)
+    if executor.chunks_apart:
+      matmul_s = math.fsum(self._matmul_s(new) for new, _ in chunks)
+    else:
+      matmul_s = self._matmul_s(tokens)
+    matmul_s += len(chunks) * executor.chunk_overhead_s
     attention_s = 0.0
     for new, context in chunks:
       products = new * context + 0.5 * new * new
       flops_s = model.attention_flops_token_context_layer * products / self._attention_flops
       attention_s += max(flops_s, (context + new) * self._kv_read_s)
-    return self._matmul_s(tokens) / self.layers + attention_s + self._allreduce_s(tokens)
+    return matmul_s / self.layers + attention_s + self._allreduce_s(tokens)
 
   def prefill_s(self, chunks: Sequence[tuple[int, int]]) -> float:
     """A whole pass without any load."""
@@ -97,6 +107,7 @@ class CostModel:
     if base_s is None:
       layers_s = self._matmul_s(requests) + self.layers * self._allreduce_s(requests)
       base_s = layers_s + self.prefill_tail_s(requests)
+      base_s += requests * self._executor.decode_request_s
       self._decode_base_s[requests] = base_s
     return base_s + self.layers * context_tokens * self._kv_read_s
 

@@ -4,6 +4,9 @@ A profile `<hardware>_<model>.json` names its hardware file, the number of devic
 the model. Every number is an object `{"value", "kind", "source"}` (a table has `points` in the
 place of `value`) whose kind is `measured`, `published` or `estimated`; the loader refuses a number
 without them, and unknown keys.
+
+A hardware file may have a section `executor`: what an executor's steps cost beside the device's
+work, fitted by `experiments.calibrate`. Without it, or without one of its keys, that is nothing.
 """
 
 import dataclasses
@@ -80,6 +83,18 @@ class Hardware:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ExecutorCosts:
+  """What a real executor adds to the device's work. All 0: nothing, and everything overlaps."""
+
+  step_gap_s: float = 0.0  # host time before a step during which the device idles
+  chunk_overhead_s: float = 0.0  # of each chunk of a prefill
+  decode_request_s: float = 0.0  # of each request in a decode step
+  chunks_apart: float = 0.0  # 1: each chunk is a pass of its own, which reads the weights
+  loads_hold_compute: float = 0.0  # 1: compute waits for every load launched before or with it
+  backups_hold_compute: float = 0.0  # share of a step's backups that its loads and compute wait for
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Storage:
   """The store below the host."""
 
@@ -119,6 +134,7 @@ class Profile:
   storage: Storage
   model: ModelShape
   sources: Mapping[str, Mapping[str, Any]]  # {"hardware.gate_s": {"value", "kind", "source"}, ...}
+  executor: ExecutorCosts = ExecutorCosts()
 
   @property
   def kv_bytes_token(self) -> float:
@@ -138,9 +154,10 @@ class Profile:
     return int(self.hardware.host_memory_bytes * self.devices / self.kv_bytes_token)
 
 
-def names() -> list[str]:
-  """All profiles of the package."""
-  return sorted(p.stem for p in FOLDER.glob("*.json") if not p.stem.startswith("hardware_"))
+def names(folder: pathlib.Path | str = FOLDER) -> list[str]:
+  """All profiles of the package, or of a folder."""
+  files = pathlib.Path(folder).glob("*.json")
+  return sorted(p.stem for p in files if not p.stem.startswith("hardware_"))
 
 
 def load(name: str, folder: pathlib.Path | str = FOLDER) -> Profile:
@@ -148,20 +165,22 @@ def load(name: str, folder: pathlib.Path | str = FOLDER) -> Profile:
   folder = pathlib.Path(folder)
   path = folder / f"{name}.json"
   if not path.exists():
-    raise ValueError(f"profile: expected one of {', '.join(names())}, got {name!r}")
+    raise ValueError(f"profile: expected one of {', '.join(names(folder))}, got {name!r}")
   profile = json.loads(path.read_text(encoding="utf-8"))
   reader = _Reader(path)
   reader.known(profile, "", {"description", "hardware", "devices", "kv_sharded", "model",
                              "overrides"})  # fmt: skip
   hardware_path = folder / profile["hardware"]
   hardware = json.loads(hardware_path.read_text(encoding="utf-8"))
-  links = {"load", "backup", "interference", "storage", "description"}
+  links = {"load", "backup", "interference", "storage", "executor", "description"}
   fields = {field.name for field in dataclasses.fields(Hardware)}
   overrides = profile.get("overrides", {})
   reader.known(overrides, "overrides", fields)
   machine = _Reader(hardware_path)
   machine.known(hardware, "", fields | links)
   numbers = {key: overrides.get(key, hardware.get(key)) for key in sorted(fields)}
+  executor = hardware.get("executor", {})
+  machine.known(executor, "executor", {field.name for field in dataclasses.fields(ExecutorCosts)})
   model_fields = {field.name for field in dataclasses.fields(ModelShape)}
   reader.known(profile["model"], "model", model_fields)
   model: dict[str, Any] = {
@@ -186,6 +205,9 @@ def load(name: str, folder: pathlib.Path | str = FOLDER) -> Profile:
       **{k: machine.value(leaf, f"storage.{k}") for k, leaf in hardware["storage"].items()}
     ),
     model=ModelShape(**model),
+    executor=ExecutorCosts(
+      **{k: machine.value(leaf, f"executor.{k}") for k, leaf in executor.items()}
+    ),
     sources={**machine.sources, **reader.sources},
   )
   if result.device_kv_tokens < 1:

@@ -7,6 +7,7 @@ run.result, run.summary()
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ from strata_jax.executors.simulated import SimulatedExecutor
 from strata_jax.executors.simulated_storage import SimulatedStorage
 from strata_jax.executors.timeline import CostTimeline, InstantTimeline
 from strata_jax.profile import Profile
+from strata_jax.scheduler.views import Costs
 from strata_jax.systems import SystemConfig
 from strata_jax.workloads.request import Request
 from strata_jax.workloads.workload import Workload, output_tokens
@@ -82,20 +84,22 @@ class SimulatedRun:
     }
 
 
-def find_profile(hardware: str, model: str) -> Profile:
+def find_profile(
+  hardware: str, model: str, folder: pathlib.Path | str = profile.FOLDER
+) -> Profile:
   """`<hardware>_<model>`, or the one with its degree of tensor parallelism behind it.
 
-  Raises ValueError with the profiles there are.
+  Raises ValueError with the profiles there are in the folder.
   """
   wanted = f"{hardware}_{model}"
-  known = profile.names()
+  known = profile.names(folder)
   found = [n for n in known if n == wanted or n.startswith(f"{wanted}_tp")]
   if not found:
     raise ValueError(
       f"no profile for hardware {hardware!r} and model {model!r}: expected one of"
       f" {', '.join(known)}"
     )
-  return profile.load(found[0])
+  return profile.load(found[0], folder)
 
 
 def system_with(system: SystemConfig, overrides: Mapping[str, Any]) -> SystemConfig:
@@ -171,6 +175,8 @@ def simulate(
   recorder: serving_loop.Recorder | None = None,
   progress: serving_loop.Progress | None = None,
   check: bool = True,
+  shown_costs: Costs | None = None,
+  whole_decodes: bool = False,
 ) -> SimulatedRun:
   """Serves the workload on a virtual clock.
 
@@ -186,6 +192,8 @@ def simulate(
     recorder: called with every view and plan.
     progress: called when a request is over.
     check: raise CheckError where the run breaks a law that every run keeps.
+    shown_costs: what the policy is shown; None: the profile's.
+    whole_decodes: no event ends the decode steps of a plan early, as in a real run.
 
   Raises:
     ValueError: names, sizes or requests that cannot be.
@@ -205,8 +213,8 @@ def simulate(
       page_size=system.page_size,
     )  # fmt: skip
   controller = CacheController(
-    cache, serving, fingerprint=machine.name, context_tokens=longest, costs=costs.costs(),
-    storage=storage_tier,
+    cache, serving, fingerprint=machine.name, context_tokens=longest,
+    costs=costs.costs() if shown_costs is None else shown_costs, storage=storage_tier,
   )  # fmt: skip
   if initial_cache != "cold" and cache.enabled:
     flush_device = initial_cache == "host_warm"
@@ -216,7 +224,7 @@ def simulate(
     workload.requests,
     controller=controller,
     policy=chosen,
-    executor=SimulatedExecutor(timeline, storage),
+    executor=SimulatedExecutor(timeline, storage, whole_decodes=whole_decodes),
     serving=serving,
     recorder=recorder,
     progress=progress,

@@ -55,11 +55,19 @@ class SimulatedExecutor:
   A step with several decode steps ends early, at the first boundary of a decode step at or after
   anything that a scheduler could react to: an event, the time that `wait` is called until (the next
   arrival), or the end of an output. So it does what the same number of single steps would do, as
-  long as nothing waits to be scheduled.
+  long as nothing waits to be scheduled. With `whole_decodes` it does all that a plan asks for, as a
+  real executor does.
   """
 
-  def __init__(self, timeline: Timeline, storage: SimulatedStorage | None = None) -> None:
+  def __init__(
+    self,
+    timeline: Timeline,
+    storage: SimulatedStorage | None = None,
+    *,
+    whole_decodes: bool = False,
+  ) -> None:
     self._timeline = timeline
+    self._whole_decodes = whole_decodes
     self._storage = storage
     self._now_s = 0.0
     self._events: list[tuple[float, int, Event]] = []  # heap of (time, order, event)
@@ -141,6 +149,8 @@ class SimulatedExecutor:
     step = self._step
     assert step is not None
     horizon_s = self._events[0][0] if self._events else None
+    if self._whole_decodes:
+      horizon_s = until_s = None
     if until_s is not None and (horizon_s is None or until_s < horizon_s):
       horizon_s = until_s
     requests = len(step.work.decodes)

@@ -3,6 +3,10 @@
 A prefill pass with loads is a pipeline over layers: layer l computes once layer l - 1 has and once
 the loads of layer l are there. The loads of a launch share the link layer by layer, so that all
 of them end together; transfers of later launches wait behind them.
+
+What a real executor cannot do beside each other (`profile.ExecutorCosts`) follows each other here:
+launches come a gap after the decision, backups may hold up what is launched with or after them, and
+with `loads_hold_compute` so do loads: whole ones of earlier launches, a step's own layer by layer.
 """
 
 import dataclasses
@@ -59,10 +63,16 @@ class CostTimeline:
     self.down = LinkUse()  # host -> device
     self.up = LinkUse()  # device -> host
     self.compute_busy_s = 0.0
+    self._executor = costs.profile.executor
     self._loads: dict[int, _Transfer] = {}  # those that a later step may wait for
+    self._hold_s = 0.0  # launches begin no sooner
+    self._decode_from_s = 0.0  # decode steps start no sooner,
+    self._decode_hold_s = 0.0  # and one that starts sooner than this ends no sooner
 
   def start(self, work: StepWork, now_s: float) -> StepTimes:
     done: dict[int, float] = {}
+    if work.computes or work.loads:
+      now_s += self._executor.step_gap_s
     begin_s = now_s
     for backup in work.backups:
       pages = len(backup.device_slots)
@@ -71,27 +81,49 @@ class CostTimeline:
       done[backup.transfer_id] = end_s
       if backup.evicts:  # its device slots are written by this step
         begin_s = max(begin_s, end_s)
+      held_s = self._executor.backups_hold_compute * (end_s - start_s)
+      self._hold_s = max(self._hold_s, now_s) + held_s
+    held_s = max(0.0, self._hold_s - begin_s)
     parked = set(work.parked_loads)
     for group in (
       [load for load in work.loads if load.transfer_id not in parked],
       [load for load in work.loads if load.transfer_id in parked],
     ):
-      self._load_group(group, begin_s, done)
-    compute_start_s = begin_s
+      self._load_group(group, begin_s + held_s, done)
+    compute_start_s = begin_s + held_s
     if self.costs.io.overlap == "none" and work.loads:
-      compute_start_s = max(begin_s, self.down.free_at_s)
+      compute_start_s = max(compute_start_s, self.down.free_at_s)
+    if self._executor.loads_hold_compute:
+      compute_start_s = self._held_by_loads(work, compute_start_s)
+    if held_s or self._executor.loads_hold_compute:
+      self._decode_from_s = compute_start_s
     if not work.prefills:
       return StepTimes(done, begin_s, compute_start_s, 0.0, 0.0)
     end_s, compute_s = self._prefill(work, compute_start_s)
+    compute_s += held_s
     self.compute_busy_s += compute_s
     stall_s = max(0.0, end_s - begin_s - compute_s)
     return StepTimes(done, begin_s, end_s, compute_s, stall_s)
 
   def decode_end_s(self, step_id: int, start_s: float, requests: int, context_tokens: int) -> float:
+    start_s = max(start_s, self._decode_from_s)
     work_s = self.costs.decode_step_s(requests, context_tokens)
     end_s = self._advance(start_s, work_s, self.costs.interference.decode)
+    if start_s < self._decode_hold_s:
+      end_s = max(end_s, self._decode_hold_s)
     self.compute_busy_s += end_s - start_s
     return end_s
+
+  def _held_by_loads(self, work: StepWork, start_s: float) -> float:
+    """When compute starts that waits for the loads before it, its own by layer if they overlap."""
+    own = {load.transfer_id for load in work.loads}
+    layerwise = self.costs.io.overlap == "layer"
+    for transfer_id, load in self._loads.items():
+      if transfer_id not in own or not layerwise:
+        start_s = max(start_s, load.end_s)
+    if layerwise and work.loads:
+      self._decode_hold_s = max(self._loads[transfer_id].end_s for transfer_id in own)
+    return start_s
 
   def _load_group(self, loads: list[LoadWork], begin_s: float, done: dict[int, float]) -> None:
     if not loads:
@@ -123,6 +155,8 @@ class CostTimeline:
       for transfer in prefill.waits_for
       if transfer in self._loads
     }
+    if self._executor.loads_hold_compute:
+      waits.update(self._loads[load.transfer_id] for load in work.loads)
     waits = {wait for wait in waits if wait.end_s > start_s}
     layer_s = costs.prefill_layer_s(chunks)
     if waits:
