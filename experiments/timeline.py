@@ -73,6 +73,10 @@ def main(args: flags.Args) -> None:
   if len(profile) > _LARGE_BYTES:
     run_folder.say("that is large: fewer --steps, --copied_steps or --load_tokens make it smaller")
   raws = trace_profile.read(out / "profile.xplane.pb.gz")
+  if on_gpu and not trace_profile.has_gpu(raws):
+    run_folder.say(
+      "the profile knows nothing of the GPU: CUPTI is missing, or may not be used here"
+    )
   run_folder.finish(out, write(out, raws, args.shown_steps))
 
 

@@ -115,8 +115,16 @@ def shown(scenario: Scenario, most_steps: int) -> trace_events.Interval:
   steps = scenario.steps
   if len(steps) <= most_steps:
     return scenario.start_us, scenario.end_us
-  loading = [at for at, step in enumerate(steps) if step.args.get("load_tokens")]
-  first = min(loading[0] if loading else 0, len(steps) - most_steps)
+  loads_us = [
+    event.start_us
+    for event in scenario.events
+    if event.lane == trace_events.LAUNCH and event.args.get("load_tokens")
+  ]
+  # The load may have been launched alone, during the step before or ahead of all steps.
+  begun = sum(step.start_us <= min(loads_us) for step in steps) if loads_us else 0
+  if begun == 0:
+    return scenario.start_us, steps[most_steps - 1].end_us
+  first = min(begun - 1, len(steps) - most_steps)
   return steps[first].start_us, steps[first + most_steps - 1].end_us
 
 

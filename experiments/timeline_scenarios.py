@@ -41,8 +41,8 @@ class TimelineConfig:
   decode_steps: int = 2  # decode steps in one launch
   documents: int = 3  # serving: one question about each; the device holds all but one
   document_tokens: int = 4096  # serving: tokens of a document
-  question_tokens: int = 64  # serving: tokens of a question
-  output_tokens: int = 4  # serving: tokens of an answer
+  question_tokens: int = 20  # serving: tokens of a question
+  output_tokens: int = 6  # serving: tokens of an answer
   io: str = "auto"  # I/O back end of bubble, backup and serving
   layers_per_program: int = 1  # layers in one program where nothing is loaded beside
   rounds: int = 5  # measurements without a profiler, of which the median is told

@@ -39,8 +39,9 @@ _COPY = re.compile(r"^memcpy", re.IGNORECASE)
 _COPY_ENDS = re.compile(r"kind_src:(\w+)\s+kind_dst:(\w+)")
 _HOST_KINDS = ("pageable", "pinned", "host")
 _COPY_BYTES = re.compile(r"\bsize:\s*(\d+)")
-# The kernel of all moves of fragments, by itself or inside the program of a layer.
-_FRAGMENTS = re.compile(r"move_fragments")
+# The kernel of all moves of fragments, by itself or inside the program of a layer; Mosaic compiles
+# no other.
+_FRAGMENTS = re.compile(r"move_fragments|mosaic_gpu")
 # Programs that do nothing but load, or store; `jit__layer_beside_load` computes, too.
 _LOAD_PROGRAM = re.compile(r"^jit_+(load(_fragments|_layer|_round)?|scatter)\b")
 _STORE_PROGRAM = re.compile(r"^jit_+(store(_fragments|_layer|_round)?|gather)\b")
@@ -128,6 +129,11 @@ def raw_events(profile: profiler.ProfileData) -> list[Raw]:
 def _raw(plane: str, line: str, event: profiler.ProfileEvent) -> Raw:
   stats = {name: value for name, value in event.stats if name is not None}
   return Raw(plane, line, event.name, event.start_ns / 1e3, event.end_ns / 1e3, stats)
+
+
+def has_gpu(raws: Sequence[Raw]) -> bool:
+  """Whether there are events of a GPU."""
+  return any(_GPU.match(raw.plane) for raw in raws)
 
 
 def device_events(raws: Sequence[Raw]) -> list[Raw]:

@@ -253,6 +253,10 @@ def test_long_scenarios_are_cut_where_they_load():
   assert timeline_plot.shown(scenario, most_steps=3) == (400, 700)
   assert timeline_plot.shown(scenario, most_steps=8) == (200, 1000)
   assert timeline_plot.shown(scenario, most_steps=10) == (0, 1000)
+  raws = [_scenario(-50, 1000), _launch(-40, -30, load_tokens=64)]  # a load alone
+  raws += [_launch(100 * n, 100 * n + 10, prefills=1) for n in range(10)]
+  (scenario,) = trace_profile.scenarios(raws)
+  assert timeline_plot.shown(scenario, most_steps=3) == (-50, 300)
 
 
 @pytest.mark.parametrize(
