@@ -1,0 +1,316 @@
+"""Fits a profile to the steps that an executor took: what `CostModel` would have to cost.
+
+Steps without loads beside give decode (a base, a request, a context token) and prefill (a pass, a
+chunk, a token, attention); launches with loads give latency and rate; steps beside loads give the
+slowdown, the cost of a gate, and whether compute waits for loads it does not read
+(`calibration_beside`). Errors are relative and absolute: a few odd steps do not bend a fit. What
+the steps do not tell keeps the base profile's number.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from strata_jax import calibration_beside as beside
+from strata_jax import least_absolute
+from strata_jax.calibration_found import Fitted, Found
+from strata_jax.calibration_steps import Steps
+from strata_jax.cost_model import CostModel, IoConfig
+from strata_jax.profile import Profile
+
+_MOST_STEPS = 1500  # of a kind that a fit looks at
+_TELLING = 0.05  # a term counts in a step where it makes up this share of it,
+_TELLING_STEPS = 8  # and is fitted where it counts in so many
+_ROUNDS = 8  # of which side of a maximum each chunk is on
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Residual:
+  """How well the fitted profile tells the times it was fitted to."""
+
+  steps: int
+  median_error: float  # median of |predicted - measured| / measured
+  bias: float  # sum of predicted over sum of measured, minus 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibration:
+  """A fitted profile."""
+
+  profile: Profile
+  fitted: dict[str, Fitted]  # by key of the profile
+  kept: dict[str, str]  # key of the profile: why it keeps the base's number
+  residuals: dict[str, Residual]  # by kind of step
+
+
+def calibrate(steps: Steps, base: Profile, io: IoConfig, *, min_steps: int = 20) -> Calibration:
+  """Fits `base` to steps of one system.
+
+  Args:
+    steps: of one run.
+    base: where numbers come from that steps do not tell; one device, no experts.
+    io: how the system moved pages.
+    min_steps: of each kind that is needed.
+
+  Raises:
+    ValueError: another kind of profile, or too few steps of a kind.
+  """
+  if base.devices != 1 or base.model.experts:
+    raise ValueError(
+      f"base profile: expected one device and a dense model, got {base.name} with {base.devices} "
+      f"device(s) and {base.model.experts:g} experts"
+    )
+  if min_steps < 1:
+    raise ValueError(f"min_steps: expected an integer >= 1, got {min_steps}")
+  quiet = steps.take(~steps.has_loads & ~steps.disturbed)
+  decode = quiet.take(quiet.has_decode & (quiet.decode_steps > 0))
+  prefill = quiet.take(quiet.has_prefill)
+  loads_wanted = io.load_backend != "none" and not io.load_is_free
+  for kind, count in (
+    ("decode steps without loads beside them", len(decode.started_s)),
+    ("prefill steps without loads beside them", len(prefill.started_s)),
+    *((("launches with loads", len(steps.loads.tokens)),) if loads_wanted else ()),
+  ):
+    if count < min_steps:
+      raise ValueError(f"expected at least {min_steps} {kind}, got {count}")
+  found = Found(base)
+  _fit_gap(found, steps)
+  costs = CostModel(base, io)
+  backup_s = lambda some: np.array(
+    [costs.backup_s(count) for count in some.backup_tokens / io.page_size]
+  )
+  decode_base_s = _fit_decode(found, decode, backup_s(decode))
+  fewer = prefill.thinned(_MOST_STEPS)
+  _fit_prefill(found, fewer, backup_s(fewer), decode_base_s)
+  for _ in range(2):  # loads may wait for backups, whose latency is that of loads
+    costs = CostModel(found.profile, io)
+    _fit_backups(found, quiet, io, backup_s(quiet))
+    if loads_wanted:
+      beside.fit_loads(found, steps, io, min_steps)
+  if loads_wanted:
+    beside.fit_beside(found, steps, io, min_steps)
+  profile = found.profile
+  return Calibration(
+    profile=profile,
+    fitted=found.fitted,
+    kept=found.kept,
+    residuals=_residuals(steps, decode, prefill, profile, io, loads_wanted),
+  )
+
+
+def _fit_gap(found: Found, steps: Steps) -> None:
+  """The mean host gap, without the few times that the host was held up for long."""
+  gaps = steps.gap_s[np.isfinite(steps.gap_s)]
+  if not len(gaps):
+    found.keep("executor.step_gap_s", "no step followed another at once")
+    return
+  usual = gaps[gaps <= max(10 * float(np.median(gaps)), 1e-6)]
+  found.put("executor.step_gap_s", max(0.0, float(usual.mean())), len(usual))
+
+
+def _fit_decode(found: Found, decode: Steps, backup_s: np.ndarray) -> float:
+  """Returns the base of a step."""
+  count, requests = decode.decode_steps, decode.decode_requests
+  varies = requests.std() > 0.01 * requests.mean()
+  only = np.where(decode.has_prefill, 0.0, backup_s)
+  features = np.stack(
+    [count, count * requests * varies, decode.context_tokens, only], axis=1
+  )  # [steps, terms]
+  base_s, request_s, context_s, _ = least_absolute.fit(features, decode.decode_s, decode.decode_s)
+  steps, model = len(count), found.profile.model
+  if varies:
+    found.put("executor.decode_request_s", float(request_s), steps)
+  else:
+    found.keep("executor.decode_request_s", "all decode steps had as many requests")
+  if context_s * decode.context_tokens.sum() > 0.01 * decode.decode_s.sum():
+    rate = model.num_layers * model.kv_bytes_token_layer / float(context_s)
+    found.put("hardware.attention_read_bytes_per_s", rate, steps)
+  else:
+    found.keep("hardware.attention_read_bytes_per_s", "contexts make up under 1 % of decode")
+  return float(base_s)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Passes:
+  """Prefill passes: chunks in a row, with the pass that each belongs to."""
+
+  seconds: np.ndarray  # [passes]
+  count: np.ndarray  # chunks [passes]
+  backup_s: np.ndarray  # [passes]
+  owner: np.ndarray  # int [chunks]
+  tokens: np.ndarray  # [chunks]
+  products: np.ndarray  # new tokens times mean context [chunks]
+  read: np.ndarray  # tokens whose KV is read [chunks]
+
+  def sum(self, values: np.ndarray) -> np.ndarray:
+    """Of chunks, by pass."""
+    return np.bincount(self.owner, values, len(self.seconds))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _PassFit:
+  """Seconds of a pass beside the reading of weights, its products' rates, and the loss."""
+
+  loss: float
+  weights_s: float
+  chunk_s: float
+  token_s: float
+  product_s: float
+  telling: tuple[int, int]  # passes in which products by tokens, and those of attention, count
+
+
+def _fit_prefill(found: Found, prefill: Steps, backup_s: np.ndarray, decode_base_s: float) -> None:
+  """A pass is fixed + chunks + products of tokens, or the weights' reading, + attention.
+
+  What a decode step without requests takes is the reading of the weights and what is fixed.
+  """
+  flat = [(i, new, before) for i, one in enumerate(prefill.chunks) for new, before in one]
+  owner, new, before = np.array(flat, np.int64).T
+  passes = _Passes(
+    seconds=prefill.prefill_s, count=np.array([len(one) for one in prefill.chunks], np.float64),
+    backup_s=backup_s, owner=owner, tokens=new.astype(np.float64),
+    products=new * (before + 0.5 * new), read=(new + before).astype(np.float64),
+  )  # fmt: skip
+  profile, model = found.profile, found.profile.model
+  hardware = profile.hardware
+  token_s = 2.0 * model.layer_params / (hardware.matmul_flops * hardware.matmul_efficiency)
+  flops = model.num_layers * model.attention_flops_token_context_layer
+  start = token_s, flops / hardware.attention_flops
+  kv_s = profile.kv_bytes_token / hardware.attention_read_bytes_per_s
+  head = model.head_params / model.layer_params  # its share of what is fixed: the head's weights
+  low_s = decode_base_s * head / (1 + head)
+  usual_s = hardware.pass_overhead_s + (
+    model.head_params * model.weight_item_bytes / hardware.weight_read_bytes_per_s
+  )
+
+  def fit_pass(fixed_s: float, apart: bool) -> _PassFit:
+    return _fit_pass(passes, fixed_s, decode_base_s - fixed_s, kv_s, start, apart)
+
+  best: tuple[float, bool, float, _PassFit] | None = None
+  for apart in sorted({False, bool(passes.count.max() > 1)}):
+    # The second term decides only where the steps do not tell.
+    loss = lambda fixed_s, apart=apart: (
+      fit_pass(fixed_s, apart).loss + 1e-6 * abs(fixed_s - usual_s) / decode_base_s
+    )
+    fixed_s, _ = least_absolute.minimize(loss, low_s, decode_base_s)
+    one = fit_pass(fixed_s, apart)
+    if best is None or one.loss < 0.98 * best[0]:
+      best = (one.loss, apart, fixed_s, one)
+  assert best is not None
+  _, apart, fixed_s, one = best
+  steps = len(passes.seconds)
+  rate = model.layer_params * model.weight_item_bytes / max(one.weights_s, 1e-9)
+  head_s = model.head_params * model.weight_item_bytes / rate
+  found.put("hardware.weight_read_bytes_per_s", rate, steps)
+  found.put("hardware.pass_overhead_s", max(0.0, fixed_s - head_s), steps)
+  found.put("executor.chunk_overhead_s", one.chunk_s, steps)
+  found.put("executor.chunks_apart", float(apart), steps)
+  for key, telling, value in (
+    ("hardware.matmul_efficiency", one.telling[0],
+     2.0 * model.layer_params / (hardware.matmul_flops * one.token_s)),
+    ("hardware.attention_flops", one.telling[1], flops / one.product_s),
+  ):  # fmt: skip
+    if telling >= _TELLING_STEPS:
+      found.put(key, value, telling)
+    else:
+      found.keep(key, f"it counts in {telling} prefill steps only")
+
+
+def _fit_pass(
+  passes: _Passes, fixed_s: float, weights_s: float, kv_s: float, start: tuple[float, float],
+  apart: bool,
+) -> _PassFit:  # fmt: skip
+  """The terms of a pass, what is fixed being given.
+
+  Which side of a maximum counts depends on what is fitted: taken from the last round's numbers.
+  """
+  token_s, product_s = start
+  seconds = passes.seconds
+  best: _PassFit | None = None
+  for _ in range(_ROUNDS):
+    by_products = product_s * passes.products > kv_s * passes.read
+    known = fixed_s + passes.sum(np.where(by_products, 0.0, kv_s * passes.read))
+    products = passes.sum(np.where(by_products, passes.products, 0.0))
+    if apart:
+      by_tokens = token_s * passes.tokens > weights_s
+      tokens = passes.sum(np.where(by_tokens, passes.tokens, 0.0))
+      known = known + weights_s * passes.sum(np.where(by_tokens, 0.0, 1.0))
+    else:
+      tokens = passes.sum(passes.tokens)
+      many = token_s * tokens > weights_s
+      tokens = np.where(many, tokens, 0.0)
+      known = known + np.where(many, 0.0, weights_s)
+    telling = tuple(
+      int((one * rate > _TELLING * seconds).sum())
+      for one, rate in ((tokens, token_s), (products, product_s))
+    )
+    features = [np.where(passes.count.std() > 0, passes.count, 0.0), passes.backup_s]
+    for one, rate, count in ((tokens, start[0], telling[0]), (products, start[1], telling[1])):
+      features.append(one if count >= _TELLING_STEPS else np.zeros(len(seconds)))
+      if count < _TELLING_STEPS:
+        known = known + rate * one
+    columns = np.stack(features, axis=1)  # [passes, terms]
+    fitted = least_absolute.fit(columns, seconds - known, seconds)
+    loss = float(np.mean(np.abs(columns @ fitted + known - seconds) / seconds))
+    token_s = float(fitted[2]) or start[0]
+    product_s = float(fitted[3]) or start[1]
+    one = _PassFit(
+      loss=loss, weights_s=weights_s, chunk_s=float(fitted[0]), token_s=token_s,
+      product_s=product_s, telling=(telling[0], telling[1]),
+    )  # fmt: skip
+    if best is not None and loss >= best.loss * (1 - 1e-9):
+      break
+    best = one
+  assert best is not None
+  return best
+
+
+def _fit_backups(found: Found, quiet: Steps, io: IoConfig, backup_s: np.ndarray) -> None:
+  """Which share of its backups a step waits for."""
+  with_backups = backup_s > 0
+  if not with_backups.any():
+    found.keep("executor.backups_hold_compute", "no backups beside steps without loads")
+    return
+  some, backup_s = quiet.take(with_backups), backup_s[with_backups]
+  measured_s = np.where(some.has_prefill, some.prefill_s, some.decode_s)
+  predicted_s = np.where(some.has_prefill, *beside.predict(some, CostModel(found.profile, io)))
+  share = least_absolute.weighted_median(
+    (measured_s - predicted_s) / backup_s, backup_s / measured_s
+  )
+  found.put("executor.backups_hold_compute", share if share > 1e-3 else 0.0, len(backup_s))
+
+
+def _residuals(
+  steps: Steps, decode: Steps, prefill: Steps, profile: Profile, io: IoConfig, loads: bool
+) -> dict[str, Residual]:
+  costs = CostModel(profile, io)
+  hold = profile.executor.backups_hold_compute
+  found = {}
+
+  def add(kind: str, predicted: np.ndarray, measured: np.ndarray) -> None:
+    if len(measured):
+      error = np.abs(predicted - measured) / np.maximum(measured, 1e-12)
+      bias = float(predicted.sum() / measured.sum() - 1)
+      found[kind] = Residual(steps=len(measured), median_error=float(np.median(error)), bias=bias)
+
+  backup_s = lambda some: (
+    hold * np.array([costs.backup_s(n) for n in some.backup_tokens / io.page_size])
+  )
+  _, decode_s = beside.predict(decode, costs)
+  alone = np.where(decode.has_prefill, 0.0, backup_s(decode))
+  add("decode", decode_s + alone, decode.decode_s)
+  prefill_s, _ = beside.predict(prefill, costs)
+  add("prefill", prefill_s + backup_s(prefill), prefill.prefill_s)
+  if loads:
+    for kind, predicted, measured in beside.residuals(steps, costs):
+      add(kind, predicted, measured)
+  return found
+
+
+def kinds(residuals: dict[str, Residual]) -> Sequence[str]:
+  """A line for each kind of step."""
+  return [
+    f"{kind}: {one.steps} steps, median error {one.median_error:.1%}, bias {one.bias:+.1%}"
+    for kind, one in residuals.items()
+  ]
