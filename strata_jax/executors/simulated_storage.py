@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Sequence
 
+from strata_jax.executors.look_up_keys import LookUpKeys
 from strata_jax.executors.protocol import (
   LookUpDone,
   LookUpWork,
@@ -16,6 +17,8 @@ from strata_jax.executors.protocol import (
 )
 from strata_jax.page_keys import page_keys
 from strata_jax.profile import Storage
+
+_KNOWN_LOOK_UPS = 256  # whose keys are kept for the reads that follow
 
 
 class SimulatedStorage:
@@ -33,7 +36,7 @@ class SimulatedStorage:
     self._page_size = page_size
     self._capacity_pages = capacity_pages
     self._durable_s: collections.OrderedDict[bytes, float] = collections.OrderedDict()
-    self._keys: dict[int, tuple[LookUpWork, list[bytes]]] = {}  # of look-ups, by identity
+    self._keys = LookUpKeys(page_size, capacity=_KNOWN_LOOK_UPS)
     self._read_free_s = 0.0
     self._write_free_s = 0.0
     self.read_bytes = 0.0
@@ -60,17 +63,15 @@ class SimulatedStorage:
     return self._spill(work, now_s)
 
   def _look_up(self, work: LookUpWork, now_s: float) -> LookUpDone:
-    keys = page_keys(work.parent_key, work.token_ids, self._page_size)
-    self._keys[id(work)] = (work, keys)
     found = 0
-    for key in keys[work.skip_pages :]:
+    for key in self._keys.of(work)[work.skip_pages :]:
       if self._durable_s.get(key, float("inf")) > now_s:
         break
       found += 1
     return LookUpDone(work.work_id, now_s + self._costs.latency_s, found)
 
   def _prefetch(self, work: PrefetchWork, now_s: float) -> PrefetchDone:
-    keys = self._keys[id(work.look_up)][1][work.first_page :][: len(work.host_slots)]
+    keys = self._keys.of(work.look_up)[work.first_page :][: len(work.host_slots)]
     pages = 0
     for key in keys:
       if key not in self._durable_s:  # gone since

@@ -1,6 +1,5 @@
 """Carries the work of the storage tier out, in threads, between a page store and the host pool."""
 
-import collections
 import logging
 import threading
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
+from strata_jax.executors.look_up_keys import LookUpKeys
 from strata_jax.executors.protocol import (
   LookUpDone,
   LookUpWork,
@@ -66,10 +66,7 @@ class StorageIo:
     self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="storage-read")
     self._writer = ThreadPoolExecutor(1, thread_name_prefix="storage-write")
     self._lock = threading.Lock()
-    # By identity, with the look-up itself: ids of work begin anew with every controller.
-    self._keys: collections.OrderedDict[int, tuple[LookUpWork, list[bytes]]] = (
-      collections.OrderedDict()
-    )
+    self._keys = LookUpKeys(page_size, capacity=_KNOWN_LOOK_UPS)
     self._warned = False
 
   def submit(self, work: StorageWork) -> None:
@@ -93,7 +90,7 @@ class StorageIo:
   def _look_up(self, work: LookUpWork) -> None:
     pages = 0
     try:
-      pages = self._store.longest_prefix(self._keys_of(work)[work.skip_pages :])
+      pages = self._store.longest_prefix(self._keys.of(work)[work.skip_pages :])
     except Exception as error:
       log.warning("storage: a look-up failed: %s", error)
     self._post(LookUpDone(work.work_id, self._now_s(), pages))
@@ -101,7 +98,7 @@ class StorageIo:
   def _prefetch(self, work: PrefetchWork) -> None:
     pages = 0
     try:
-      keys = self._keys_of(work.look_up)[work.first_page :][: len(work.host_slots)]
+      keys = self._keys.of(work.look_up)[work.first_page :][: len(work.host_slots)]
       right = self._store.read(keys, self._pages, work.host_slots).result()
       pages = page_store.leading(right)
     except Exception as error:
@@ -126,16 +123,3 @@ class StorageIo:
       level = logging.WARNING if first else logging.DEBUG
       log.log(level, "storage: pages were not written, serving goes on without: %s", error)
     self._post(SpillDone(work.work_id, self._now_s(), error is None))
-
-  def _keys_of(self, work: LookUpWork) -> list[bytes]:
-    """The keys of a look-up's tokens; made once, as long as not too many others follow."""
-    with self._lock:
-      known = self._keys.get(id(work))
-    if known is not None:
-      return known[1]
-    keys = page_keys(work.parent_key, work.token_ids, self._page_size)
-    with self._lock:
-      self._keys[id(work)] = (work, keys)
-      if len(self._keys) > _KNOWN_LOOK_UPS:
-        self._keys.popitem(last=False)
-    return keys

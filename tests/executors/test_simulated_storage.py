@@ -83,6 +83,20 @@ def test_capacity():
   assert storage.start(look_up(4, first=900), 100.0)[0].pages == 4
 
 
+def test_what_it_remembers_of_look_ups_is_bounded():
+  """Reads of look-ups made long ago still find their pages."""
+  storage = make()
+  storage.start(spill(3), 0.0)
+  first = look_up(3)
+  storage.start(first, 10.0)
+  for i in range(1000):
+    storage.start(look_up(1, first=1000 + i), 10.0)
+  assert len(storage._keys) <= 256
+  read = PrefetchWork(work_id=1, look_up=first, first_page=1, host_slots=np.arange(2))
+  assert storage.start(read, 10.0)[0].pages == 2
+  assert len(storage._keys) <= 256
+
+
 def test_an_executor_without_storage_refuses_its_work():
   with pytest.raises(ValueError, match="there is none"):
     SimulatedExecutor(InstantTimeline()).launch_storage(look_up(1))
