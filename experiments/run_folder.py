@@ -37,18 +37,22 @@ def open_run(out: str | pathlib.Path, config: Mapping[str, Any]) -> pathlib.Path
   folder.mkdir(parents=True, exist_ok=True)
   for stale in ("summary.json", "requests.jsonl", "steps.jsonl"):
     (folder / stale).unlink(missing_ok=True)
+  facts = command_facts()
   write_json(
     folder / "config.json",
-    {
-      "command": list(sys.orig_argv[1:]),
-      "config": config,
-      "seed": config.get("seed"),
-      "git_sha": git_sha(),
-      "versions": versions(),
-      "device_kind": device_kind(),
-    },
+    {"command": facts.pop("command"), "config": config, "seed": config.get("seed"), **facts},
   )
   return folder
+
+
+def command_facts() -> dict[str, Any]:
+  """What ran, of which sources, with which packages, on what."""
+  return {
+    "command": list(sys.orig_argv[1:]),
+    "git_sha": git_sha(),
+    "versions": versions(),
+    "device_kind": device_kind(),
+  }
 
 
 def finish(out: pathlib.Path, summary: Mapping[str, Any]) -> None:

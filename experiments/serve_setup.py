@@ -15,12 +15,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import flags, run_folder, storage_flags
+from experiments import (
+  executor_flags,
+  flags,
+  run_folder,
+  storage_flags,
+  synthetic_flags,
+  workload_flags,
+)
+from experiments.executor_flags import ExecutorConfig, IoNames
 from experiments.storage_flags import StorageChoice
+from experiments.synthetic_flags import ShapeConfig
 from strata_jax import policy_loading, systems
 from strata_jax.config import CacheConfig, ModelConfig, ServingConfig
-from strata_jax.executors import buckets
 from strata_jax.executors.jax_executor import JaxExecutor
+from strata_jax.executors.protocol import SamplingParams
 from strata_jax.models import loader
 from strata_jax.models.llama import Params
 from strata_jax.models.revision import weights_revision
@@ -29,12 +38,13 @@ from strata_jax.scheduler.config import SchedulerConfig
 from strata_jax.scheduler.policies import Policy
 from strata_jax.tiers import page_store
 from strata_jax.tiers.layout import PageLayout
-from strata_jax.workloads import prompts_file, stdlib_qa
+from strata_jax.workloads import folding, prompts_file, stdlib_qa, synthetic
 from strata_jax.workloads.request import Request
 from strata_jax.workloads.stdlib_qa import StdlibQaConfig
 from strata_jax.workloads.workload import Workload
 
-WORKLOADS = ("stdlib_qa",)
+WORKLOADS = ("stdlib_qa", *synthetic.GENERATORS)
+INITIAL_CACHES = ("cold", "host_warm")
 
 _LIMITS = (  # flag, minimum, maximum
   ("max_new_tokens", 1, math.inf),
@@ -57,7 +67,9 @@ class Setup:
   policy: Policy
   policy_name: str
   page_layout: PageLayout
-  io: str  # I/O back end
+  io: IoNames
+  executor: ExecutorConfig
+  initial_cache: str
   fingerprint: str
   storage: StorageChoice | None
   workload: Workload
@@ -66,7 +78,8 @@ class Setup:
   def configs(self) -> dict[str, Any]:
     """For `config.json`."""
     names = ("model", "cache", "serving", "scheduler", "policy_name", "page_layout", "io")
-    return {name: getattr(self, name) for name in (*names, "fingerprint", "storage")}
+    names += ("executor", "initial_cache", "fingerprint", "storage")
+    return {name: getattr(self, name) for name in names}
 
 
 def set_up(args: flags.Args) -> Setup:
@@ -80,7 +93,9 @@ def set_up(args: flags.Args) -> Setup:
   if args.prefetch is not None:
     scheduler = dataclasses.replace(scheduler, prefetch=args.prefetch)
   serving = args.config(ServingConfig)
+  executor = args.config(ExecutorConfig)
   qa = args.config(StdlibQaConfig)
+  shape = args.config(ShapeConfig)
   if args.weights is None:
     raise flags.UsageError(
       "--weights: expected a folder, a .gguf file, smollm2, or random with --model; got nothing"
@@ -88,6 +103,10 @@ def set_up(args: flags.Args) -> Setup:
   if args.workload not in WORKLOADS:
     raise flags.UsageError(
       f"--workload: expected one of {', '.join(WORKLOADS)}, got {args.workload!r}"
+    )
+  if args.initial_cache not in INITIAL_CACHES:
+    raise flags.UsageError(
+      f"--initial_cache: expected one of {', '.join(INITIAL_CACHES)}, got {args.initial_cache!r}"
     )
   for name, minimum, maximum in _LIMITS:
     if not minimum <= getattr(args, name) <= maximum:
@@ -103,8 +122,10 @@ def set_up(args: flags.Args) -> Setup:
     run_folder.say(f"reads the weights {args.weights}")
     model, params, tokenizer = loader.load_model(args.weights, args.model, seed=args.seed)
     page_layout = model.page_layout(cache.page_size)
-    workload = _workload(args, qa, model, tokenizer)
-  _check_sizes(workload.requests, model, cache)
+    workload = _workload(args, qa, shape, model, tokenizer)
+    workload = workload_flags.set_arrivals(workload, args)
+  _check_warm(args, workload, cache)
+  check_sizes(workload.requests, model, cache)
   return Setup(
     model=model,
     params=params,
@@ -116,6 +137,8 @@ def set_up(args: flags.Args) -> Setup:
     policy_name=policy_name,
     page_layout=page_layout,
     io=io,
+    executor=executor,
+    initial_cache=args.initial_cache,
     fingerprint=fingerprint(args, model, params, page_layout, storage),
     storage=storage,
     workload=workload,
@@ -125,20 +148,15 @@ def set_up(args: flags.Args) -> Setup:
 def make_executor(setup: Setup, store: page_store.PageStore | None = None) -> JaxExecutor:
   """The pools and programs for a setup. Raises UsageError, for example without memory for it."""
   longest = max(len(r.prompt_ids) + r.max_new_tokens for r in setup.workload.requests)
-  with flags.usage_errors(), _enough_memory(setup.cache):
-    return JaxExecutor(
+  with flags.usage_errors(), enough_memory(setup.cache):
+    return executor_flags.make(
       setup.model,
       setup.params,
-      setup.page_layout,
-      device_pages=setup.cache.device_pages,
-      host_pages=setup.cache.host_pages,
-      buckets=buckets.make_buckets(
-        setup.page_layout,
-        setup.serving,
-        device_pages=setup.cache.device_pages,
-        context_tokens=longest,
-      ),
-      io=setup.io,
+      setup.cache,
+      setup.serving,
+      setup.executor,
+      setup.io,
+      context_tokens=longest,
       store=store,
     )
 
@@ -189,7 +207,7 @@ def _same_document(a: Request, b: Request) -> bool:
 
 
 @contextlib.contextmanager
-def _enough_memory(cache: CacheConfig) -> Generator[None]:
+def enough_memory(cache: CacheConfig) -> Generator[None]:
   """Pools that no memory can hold are a UsageError."""
   try:
     yield
@@ -201,12 +219,11 @@ def _enough_memory(cache: CacheConfig) -> Generator[None]:
     ) from error
 
 
-def _system(args: flags.Args) -> tuple[CacheConfig, SchedulerConfig, str, str]:
-  """Cache, scheduler, policy name and I/O back end, as preset and flags say."""
-  on_cpu = jax.default_backend() == "cpu"
+def _system(args: flags.Args) -> tuple[CacheConfig, SchedulerConfig, str, IoNames]:
+  """Cache, scheduler, policy name and ways to move pages, as preset and flags say."""
   if args.system is None:
-    scheduler = SchedulerConfig()
-    return args.config(CacheConfig), scheduler, args.policy or "strata", _io("auto", on_cpu)
+    io = executor_flags.io_of(None)
+    return args.config(CacheConfig), SchedulerConfig(), args.policy or "strata", io
   with flags.usage_errors():
     system = systems.system(args.system)
   base = CacheConfig(
@@ -221,18 +238,33 @@ def _system(args: flags.Args) -> tuple[CacheConfig, SchedulerConfig, str, str]:
   cache = args.config(
     CacheConfig, base=base, device_tokens=args.device_tokens, host_tokens=host_tokens
   )
-  io = _io(system.load_backend, on_cpu)
+  io = executor_flags.io_of(system)
   return cache, system.scheduler_config, args.policy or system.policy, io
 
 
-def _io(name: str, on_cpu: bool) -> str:
-  """The back end to make; CPU devices have the reference one only."""
-  return "reference" if on_cpu or name == "none" else name
+def _check_warm(args: flags.Args, workload: Workload, cache: CacheConfig) -> None:
+  if args.initial_cache == "cold":
+    return
+  if not workload.contexts:
+    raise flags.UsageError(
+      f"--initial_cache={args.initial_cache}: expected a workload with shared contexts, "
+      f"got {workload.name}"
+    )
+  if not (cache.enabled and cache.host_pages):
+    raise flags.UsageError(
+      f"--initial_cache={args.initial_cache}: expected a cache with a host tier, got none"
+    )
 
 
 def _workload(
-  args: flags.Args, qa: StdlibQaConfig, model: ModelConfig, tokenizer: Tokenizer | None
+  args: flags.Args,
+  qa: StdlibQaConfig,
+  shape: ShapeConfig,
+  model: ModelConfig,
+  tokenizer: Tokenizer | None,
 ) -> Workload:
+  if args.prompts is None and args.workload in synthetic.GENERATORS:
+    return _synthetic(args, shape, model)
   options: dict[str, Any] = {
     "max_new_tokens": args.max_new_tokens,
     "temperature": args.temperature,
@@ -253,12 +285,25 @@ def _workload(
   return stdlib_qa.stdlib_qa(qa, encode=encode, chat=chat, **options)
 
 
+def _synthetic(args: flags.Args, shape: ShapeConfig, model: ModelConfig) -> Workload:
+  """Exact output lengths, the model's own tokens."""
+  found = folding.fold(synthetic_flags.generate(args.workload, shape, args.seed), model.vocab_size)
+  sampled = [
+    dataclasses.replace(
+      request,
+      sampling=SamplingParams(temperature=args.temperature, seed=args.seed + request.request_id),
+    )
+    for request in found.requests[: args.limit]
+  ]
+  return found.with_requests(sampled)
+
+
 def _bytes_as_ids(vocab_size: int, text: str) -> np.ndarray:
   """Stands in for a tokenizer that random weights do not have; int32 [bytes]."""
   return np.frombuffer(text.encode(), np.uint8).astype(np.int32) % vocab_size
 
 
-def _check_sizes(requests: Sequence[Request], model: ModelConfig, cache: CacheConfig) -> None:
+def check_sizes(requests: Sequence[Request], model: ModelConfig, cache: CacheConfig) -> None:
   """Refuses what can never be served."""
   for r in requests:
     prompt, total = len(r.prompt_ids), len(r.prompt_ids) + r.max_new_tokens

@@ -13,8 +13,12 @@ def add(flag_set: flags.FlagSet, *, with_arrivals: bool = True) -> None:
   flag_set.add_flag("trace_format", str, "mooncake", f"one of {', '.join(traces.LOADERS)}")
   flag_set.add_flag("limit", int | None, None, "first requests of the workload only")
   flag_set.add_flag("seed", int, 0, "of the workload and of arrivals")
-  if not with_arrivals:
-    return
+  if with_arrivals:
+    add_arrivals(flag_set)
+
+
+def add_arrivals(flag_set: flags.FlagSet) -> None:
+  """Adds the flags of arrivals alone."""
   flag_set.add_flag(
     "arrivals", str | None, None,
     f"one of {', '.join(arrivals.KINDS)}; default: poisson with a rate, else the workload's own",
@@ -39,10 +43,14 @@ def workload(args: flags.Args, *, with_arrivals: bool = True) -> Workload:
     found = synthetic.GENERATORS[args.workload](args.seed)
     if args.limit is not None:
       found = found.with_requests(found.requests[: args.limit])
-  return _with_arrivals(found, args) if with_arrivals else found
+  return set_arrivals(found, args) if with_arrivals else found
 
 
-def _with_arrivals(found: Workload, args: flags.Args) -> Workload:
+def set_arrivals(found: Workload, args: flags.Args) -> Workload:
+  """The workload with the arrivals that the flags describe; `seed` is a flag, too.
+
+  Raises ValueError for what cannot be.
+  """
   rate = args.request_rate
   kind = args.arrivals or ("trace" if rate is None else "poisson")
   if kind not in arrivals.KINDS:

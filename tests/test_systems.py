@@ -18,8 +18,8 @@ NAMED = (
   "paged_attention", "sglang_device", "sglang_device_lpm", "hicache_paper", "hicache_paper_lpm",
   "hicache_batch", "hicache_batch_lpm", "device_put", "hicache_today_like",
   "hicache_today_like_lpm", "vllm_lmcache_like", "trtllm_like", "ct_hpkv_like", "mooncake_like",
-  "strata", "strata_selective", "strata_io", "strata_io_lpm", "strata_schedule_only", "strata_paper",
-  "oracle_io", "oracle_cache", "recompute",
+  "strata", "strata_selective", "strata_io", "strata_io_lpm", "strata_schedule_only",
+  "strata_paper", "oracle_io", "oracle_cache", "recompute",
 )  # fmt: skip
 
 

@@ -112,6 +112,38 @@ def test_cache_off_hits_nothing_and_recording_works(tmp_path, capsys):
   assert len(record.read_text().splitlines()) == summary["plans"] + 1
 
 
+_LOOGLE = [
+  "--workload=loogle_like",
+  "--contexts=3",
+  "--context_tokens=100",
+  "--queries=9",
+  "--question_tokens=8",
+  "--output_tokens=4",
+]
+
+
+@pytest.mark.slow
+def test_synthetic_requests_arrive_in_time_find_a_warm_host_and_end_as_said(tmp_path, capsys):
+  _, summary, rows = _serve(
+    tmp_path, capsys, *_LOOGLE, "--initial_cache=host_warm", "--request_rate=50",
+    "--ttft_visits=0", "--system=strata", "--piece_tokens=32", "--layers_per_program=2",
+  )  # fmt: skip
+  assert summary["workload"] == "loogle_like_shuffled"
+  assert summary["recompiles"] == 0
+  args = serve.FLAGS.parse([*_TINY, *_LOOGLE, "--request_rate=50", "--limit=7"])
+  requests = serve.serve_setup.set_up(args).workload.requests
+  assert len(requests) == 7
+  for row, request in zip(rows, requests, strict=False):
+    assert row["output_tokens"] == request.max_new_tokens
+    assert row["arrival_s"] == request.arrival_s > 0
+    assert request.prompt_ids.max() < 128
+  first = min(rows, key=lambda row: row["arrival_s"])
+  assert first["host_hit_tokens"] > 0.8 * first["prompt_tokens"]
+  config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+  assert config["io"] == {"load": "reference", "store": "reference", "overlap": "layer"}
+  assert config["executor"]["piece_tokens"] == 32
+
+
 @pytest.mark.slow
 def test_sampling_depends_on_the_seed_alone(tmp_path, capsys):
   def outputs(*arguments):
@@ -151,6 +183,21 @@ def test_sampling_depends_on_the_seed_alone(tmp_path, capsys):
     (
       [a for a in _TINY if "page_size" not in a] + ["--system=hicache_paper_1024"],
       r"--device_tokens: expected an integer >= 1024, got 512",
+    ),
+    ([*_TINY, "--initial_cache=hot"], r"--initial_cache: expected one of cold, host_warm"),
+    (
+      [*_TINY, "--workload=no_reuse", "--limit=2", "--initial_cache=host_warm"],
+      r"--initial_cache=host_warm: expected a workload with shared contexts, got no_reuse",
+    ),
+    (
+      [*_TINY, *_LOOGLE, "--initial_cache=host_warm", "--host_tokens=0"],
+      r"--initial_cache=host_warm: expected a cache with a host tier",
+    ),
+    ([*_TINY, "--arrivals=poisson"], r"--request_rate: expected a rate with --arrivals=poisson"),
+    ([*_TINY, "--piece_tokens=0"], r"--piece_tokens: expected an integer >= 1, got 0"),
+    (
+      [*_TINY, "--workload=no_reuse", "--contexts=3"],
+      r"--contexts: expected a workload of documents",
     ),
     ([], r"--weights: expected a folder"),
     (["--pagesize=3"], r"Unknown command line flag 'pagesize'. Did you mean: page_size"),

@@ -1,0 +1,88 @@
+"""The folder of the throughput experiment: points are added run by run, none is measured twice."""
+
+import gzip
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from experiments import flags, run_folder
+from experiments.throughput_plan import Point
+
+
+class PointsFolder:
+  """`config.json`, `points.jsonl`, `requests.jsonl.gz`, `steps.jsonl.gz`, `summary.json`."""
+
+  def __init__(self, path: str | pathlib.Path, config: Mapping[str, Any]) -> None:
+    """Opens the folder, or makes it.
+
+    Args:
+      path: the folder.
+      config: all that points of one folder have in common, as plain values.
+
+    Raises:
+      UsageError: the folder has points of another config.
+      OSError: it cannot be made or written to.
+    """
+    self.path = pathlib.Path(path)
+    self.path.mkdir(parents=True, exist_ok=True)
+    self.rows: list[dict[str, Any]] = []
+    self._commands: list[dict[str, Any]] = []
+    known = run_folder.plain(config)
+    self._check(known)
+    points = self.path / "points.jsonl"
+    if points.exists():
+      self.rows = read_points(points)
+    self._commands.append(run_folder.command_facts())
+    run_folder.write_json(self.path / "config.json", {"config": known, "commands": self._commands})
+
+  @property
+  def command(self) -> int:
+    """How many runs wrote here before."""
+    return len(self._commands) - 1
+
+  def has(self, point: Point) -> bool:
+    """Whether the point was measured."""
+    wanted = (point.label, point.rate_rps, point.repeat)
+    return any((r["system"], r["rate_rps"], r["repeat"]) == wanted for r in self.rows)
+
+  def add(
+    self,
+    row: Mapping[str, Any],
+    requests: Iterable[Mapping[str, Any]],
+    steps: Iterable[Mapping[str, Any]],
+  ) -> None:
+    """Writes a point; its own line comes last, so that what stands there is whole."""
+    order = len(self.rows)
+    for name, items in (("requests", requests), ("steps", steps)):
+      with gzip.open(self.path / f"{name}.jsonl.gz", "at", encoding="utf-8") as file:
+        for item in items:
+          file.write(_line({"point": order, **item}))
+    plain = run_folder.plain({"order": order, "command": self.command, **row})
+    with (self.path / "points.jsonl").open("a", encoding="utf-8") as file:
+      file.write(_line(plain))
+    self.rows.append(plain)
+
+  def _check(self, config: Mapping[str, Any]) -> None:
+    path = self.path / "config.json"
+    if not path.exists():
+      return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    was = before["config"]
+    changed = [
+      f"{key}={was.get(key)!r} there and {config.get(key)!r} now"
+      for key in sorted({*was, *config})
+      if was.get(key) != config.get(key)
+    ]
+    if changed:
+      raise flags.UsageError(f"--out={self.path}: expected the config there, got {changed[0]}")
+    self._commands = before["commands"]
+
+
+def read_points(path: pathlib.Path) -> list[dict[str, Any]]:
+  """The rows of a `points.jsonl`. Raises OSError, and ValueError on what is no JSON."""
+  return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _line(value: Any) -> str:
+  return json.dumps(run_folder.plain(value), allow_nan=False) + "\n"

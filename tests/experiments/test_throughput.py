@@ -1,0 +1,162 @@
+import gzip
+import json
+
+import pytest
+
+from experiments import flags, throughput, throughput_table
+
+_TINY = [
+  "--model=tiny",
+  "--contexts=3",
+  "--context_tokens=100",
+  "--queries=9",
+  "--question_tokens=8",
+  "--output_tokens=4",
+  "--device_tokens=256",
+  "--host_tokens=2048",
+  "--step_tokens=64",
+  "--running_requests=4",
+  "--requests_in_flight=8",
+  "--reference_requests=1",
+]
+_TWO = ["--systems=hicache_paper@8,device_put@8", "--rates=hicache_paper@8:40,device_put@8:50"]
+
+
+def _run(capsys, out, *arguments):
+  throughput.main(throughput.FLAGS.parse([*_TINY, f"--out={out}", *arguments]))
+  lines = capsys.readouterr().out.splitlines()
+  assert len(lines) == 1
+  summary = json.loads(lines[0])
+  assert summary == json.loads((out / "summary.json").read_text())
+  return summary, [json.loads(line) for line in (out / "points.jsonl").read_text().splitlines()]
+
+
+def _gz(path):
+  with gzip.open(path, "rt", encoding="utf-8") as file:
+    return [json.loads(line) for line in file]
+
+
+@pytest.mark.slow
+def test_points_are_warm_on_the_host_and_a_second_run_adds_what_is_missing(tmp_path, capsys):
+  out = tmp_path / "run"
+  summary, rows = _run(capsys, out, *_TWO)
+  assert {path.name for path in out.iterdir()} == {
+    "config.json", "points.jsonl", "requests.jsonl.gz", "steps.jsonl.gz", "summary.json"
+  }  # fmt: skip
+  assert [(r["system"], r["rate_rps"]) for r in rows] == [("hicache_paper@8", 40.0),
+                                                          ("device_put@8", 50.0)]  # fmt: skip
+  assert summary["points"] == 2
+  assert summary["not_reached"] == []
+  assert summary["t_ref_s"] > 0
+  contexts = 3
+  for row, warmed in zip(rows, (contexts, 0), strict=True):
+    assert row["warmed_contexts"] == warmed  # equal caches share what is on the host
+    assert row["finished"] == 9
+    assert row["lost"] == row["recompiles"] == 0
+    assert row["exact_output_lengths"]
+    assert row["reference_ttft_s"] == summary["t_ref_s"]
+    assert row["host_launch_ms_median"] > 0
+    assert row["device_of_working_set"] == pytest.approx(256 / row["working_set_tokens"])
+    # Contexts are hit, but for a part of a page each; questions are new in every point.
+    assert row["computed_tokens"] < row["prompt_tokens"] - 9 * (100 - 3 * 8)
+    assert row["computed_tokens"] >= 9 * 8 * 0.9
+    requests = [r for r in _gz(out / "requests.jsonl.gz") if r["point"] == row["order"]]
+    assert len(requests) == 9
+    first = min(requests, key=lambda r: r["arrival_s"])
+    assert first["host_hit_tokens"] == first["prompt_tokens"] - first["computed_tokens"] > 50
+    steps = [s for s in _gz(out / "steps.jsonl.gz") if s["point"] == row["order"]]
+    assert len(steps) == row["steps"]
+    assert all(s["host_launch_s"] > 0 for s in steps if s["prefill_requests"])
+  assert rows[1]["load_io"] == "device_put"
+  before = (out / "points.jsonl").read_text()
+  _, again = _run(capsys, out, *_TWO)
+  assert (out / "points.jsonl").read_text() == before
+  summary, more = _run(capsys, out, *_TWO, "--repeats=2")
+  assert more[:2] == again
+  # The second repeat begins with the other system.
+  assert [(r["system"], r["repeat"]) for r in more[2:]] == [("device_put@8", 1),
+                                                            ("hicache_paper@8", 1)]  # fmt: skip
+  assert [r["command"] for r in more] == [0, 0, 2, 2]
+  assert summary["points"] == 4
+  with pytest.raises(flags.UsageError, match=r"--out=.*: expected the config there, got shape="):
+    _run(capsys, out, *_TWO, "--queries=8")
+  table = _table(capsys, tmp_path, out)
+  assert {row["system"] for row in table["rows"]} == {"hicache_paper@8", "device_put@8"}
+  assert len(table["rows"]) == 8
+  for row in table["rows"]:
+    assert row["sustained"] == (row["output_tokens_per_s"] is not None)
+    assert row["reason"] or row["interpolated"]
+  assert (tmp_path / "table" / "throughput_at_ttft.png").stat().st_size > 1000
+
+
+def _table(capsys, tmp_path, *runs):
+  names = ",".join(str(run) for run in runs)
+  args = [f"--runs={names}", f"--out={tmp_path / 'table'}", "--baseline=hicache_paper@8"]
+  throughput_table.main(throughput_table.FLAGS.parse(args))
+  table = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert table == json.loads((tmp_path / "table" / "throughput_at_ttft.json").read_text())
+  return table
+
+
+@pytest.mark.slow
+def test_limits_of_time(tmp_path, capsys):
+  one = ["--systems=strata@8", "--rates=strata@8:1000"]
+  summary, rows = _run(
+    capsys, tmp_path / "cut", *one, "--point_limit_s=0.02", "--initial_cache=cold"
+  )
+  assert rows[0]["lost"] == rows[0]["aborted"] > 0
+  assert rows[0]["finished"] + rows[0]["lost"] == 9
+  assert rows[0]["warmed_contexts"] == 0
+  out = tmp_path / "late"
+  out.mkdir()
+  (out / "points.jsonl").write_text("")
+  summary, rows = _run(capsys, out, *one, "--time_limit_s=1e-9")
+  assert rows == []
+  assert summary["not_reached"] == ["strata@8 at 1000 requests/s, repeat 0"]
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["--systems=mine"], r"--systems: expected NAME or NAME@PAGE_SIZE .*got 'mine'"),
+    (["--systems=strata@big"], r"--systems: expected NAME or NAME@PAGE_SIZE .*got 'strata@big'"),
+    (["--systems=strata,strata"], r"--systems: expected each system once"),
+    (["--systems=oracle_io"], r"--systems: expected systems that a machine can run"),
+    (["--systems=ct_hpkv_like"], r"--systems: expected systems without a storage tier"),
+    (["--systems=strata"], r"--rates: expected rates of every system, got none of strata"),
+    (["--systems=strata", "--rates=other:3"], r"--rates: expected SYSTEM:RATE.*got 'other:3'"),
+    (["--systems=strata", "--rates=strata:x"], r"--rates: expected numbers > 0 behind strata"),
+    (["--systems=strata", "--rates=strata:0"], r"--rates: expected numbers > 0 behind strata"),
+    (["--systems=strata", "--rates=strata"], r"--rates: expected numbers > 0 behind strata"),
+    ([*_TWO, "--repeats=0"], r"--repeats: expected an integer >= 1, got 0"),
+    ([*_TWO, "--model=big"], r"--model: expected one of llama31_8b"),
+    ([*_TWO, "--costs=high"], r"--costs: expected one of measured, unknown"),
+    ([*_TWO, "--initial_cache=hot"], r"--initial_cache: expected one of cold, host_warm"),
+    ([*_TWO, "--time_limit_s=0"], r"--time_limit_s: expected a number > 0"),
+    ([*_TWO, "--contexts=0"], r"--contexts: expected an integer >= 1"),
+    ([*_TWO, "--host_tokens=64"], r"--host_tokens: expected room for all contexts, .* got 64"),
+    ([*_TWO, "--device_tokens=64"], r"the device pool is too small, expected --device_tokens"),
+    ([*_TWO, "--context_tokens=600", "--device_tokens=2048"], r"at most 512 together"),
+    ([*_TWO, "--workload=no_reuse"], r"--contexts: expected a workload of documents"),
+  ],
+)
+def test_what_a_user_gets_wrong_is_answered_in_one_line(arguments, message, tmp_path):
+  parse = throughput.FLAGS.parse
+  with pytest.raises(flags.UsageError, match=message) as raised:
+    throughput.main(parse([*_TINY, f"--out={tmp_path / 'run'}", *arguments]))
+  assert "\n" not in str(raised.value)
+  assert not (tmp_path / "run").exists()
+
+
+def test_tables_want_points_of_one_config(tmp_path):
+  with pytest.raises(flags.UsageError, match="--runs: expected at least one folder"):
+    throughput_table.main(throughput_table.FLAGS.parse([]))
+  for name, value in (("a", 1), ("b", 2)):
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "points.jsonl").write_text('{"repeat": 0}\n')
+    (folder / "config.json").write_text(json.dumps({"config": {"x": value}, "commands": []}))
+  runs = [f"--runs={tmp_path / 'a'},{tmp_path / 'b'}", f"--out={tmp_path / 'out'}"]
+  args = throughput_table.FLAGS.parse(runs)
+  with pytest.raises(flags.UsageError, match="--runs: expected folders of one config"):
+    throughput_table.main(args)
