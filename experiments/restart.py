@@ -18,7 +18,7 @@ import subprocess
 import sys
 from typing import Any
 
-from experiments import flags, run_folder, serve, serve_setup
+from experiments import flags, measured_costs, run_folder, serve, serve_setup
 from strata_jax import metrics
 
 PHASES = ("first", "again")
@@ -87,7 +87,7 @@ def _serve(args: flags.Args) -> int:
   assert store is not None
   executor = serve_setup.make_executor(setup, store)
   serve.warm_up(executor)
-  server = serve.Server(setup, executor)
+  server = serve.Server(setup, executor, measured_costs.of_run(args, setup, executor, store))
   summary: dict[str, Any] = {}
   if args.phase == "again":
     summary |= _ttft(server, setup, args.ttft_visits)

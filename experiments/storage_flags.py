@@ -9,6 +9,7 @@ from strata_jax.scheduler.config import PREFETCH_WAITS
 from strata_jax.tiers import page_store
 
 TIERS = ("device", "host", "local", "shared")
+COSTS = ("auto", "measured", "unknown")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,11 @@ def add(program: flags.FlagSet) -> None:
     "prefetch", str | None, None,
     f"how long a request waits for storage: {', '.join(PREFETCH_WAITS)}; none: as the system does",
   )  # fmt: skip
+  program.add_flag(
+    "costs", str, "auto",
+    "seconds of compute, loads and reads that the policy may weigh. measured: timed before the "
+    "run; unknown: none; auto: measured if prefetches wait by cost, which needs them",
+  )  # fmt: skip
   program.add(StorageConfig)
 
 
@@ -62,6 +68,8 @@ def choose(args: flags.Args, cache: CacheConfig) -> tuple[CacheConfig, StorageCh
     raise flags.UsageError(
       f"--prefetch: expected one of {', '.join(PREFETCH_WAITS)}, got {args.prefetch!r}"
     )
+  if args.costs not in COSTS:
+    raise flags.UsageError(f"--costs: expected one of {', '.join(COSTS)}, got {args.costs!r}")
   if tiers in ("device", "host") and url:
     raise flags.UsageError(f"--tiers={tiers}: expected no --store, got {url!r}")
   if tiers == "shared" and not url:

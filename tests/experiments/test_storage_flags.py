@@ -54,6 +54,7 @@ def test_shared_storage(tiers):
     (["--tiers=shared"], "--tiers=shared: expected --store"),
     (["--tiers=host", "--store=/disk"], "--tiers=host: expected no --store"),
     (["--prefetch=never"], "--prefetch: expected one of best_effort"),
+    (["--costs=free"], "--costs: expected one of auto, measured, unknown, got 'free'"),
     (["--min_prefetch_tokens=0"], "min_prefetch_tokens: expected an integer >= 1, got 0"),
   ],
 )
