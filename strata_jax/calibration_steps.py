@@ -151,3 +151,24 @@ def _gap_s(row: Mapping[str, Any], last_end_s: float | None) -> float:
   if last_end_s is None or not row["decode_requests"]:
     return float("nan")
   return row["started_s"] - last_end_s
+
+
+def join(parts: Sequence[Steps]) -> Steps:
+  """Steps of several runs of one system."""
+  loads: dict[str, np.ndarray] = {}
+  offsets = np.cumsum([0, *(len(part.started_s) for part in parts)])
+  for field in dataclasses.fields(Loads):
+    loads[field.name] = np.concatenate([getattr(part.loads, field.name) for part in parts])
+  loads["step"] = np.concatenate(
+    [
+      np.where(part.loads.step < 0, -1, part.loads.step + offset)
+      for part, offset in zip(parts, offsets, strict=False)
+    ]
+  )
+  columns = {
+    field.name: np.concatenate([getattr(part, field.name) for part in parts])
+    for field in dataclasses.fields(Steps)
+    if field.name not in ("chunks", "loads")
+  }
+  chunks = tuple(one for part in parts for one in part.chunks)
+  return Steps(chunks=chunks, loads=Loads(**loads), **columns)

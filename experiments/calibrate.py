@@ -1,0 +1,97 @@
+"""Fits a profile of the simulation to the measured steps of one system at one rate.
+
+  python -m experiments.calibrate --run=runs/throughput --system=strata@16 --rate=16 \\
+    --base_profile=h200_llama31_8b --name=h200_measured --out=runs/calibrate
+  python -m experiments.simulate --profile_folder=runs/calibrate --hardware=h200_measured ...
+
+Takes a folder of `throughput` (`--point`, or `--system` and `--rate` with all repeats), or of one
+run, with `--system` as it was run. Writes `hardware_<name>.json` and `<name>_<model>.json` to
+--out, where fitted numbers are marked as measured and all others are the base's, and
+`summary.json` with what was fitted, what was kept and why, and how far off each kind of step is.
+"""
+
+import dataclasses
+import pathlib
+
+from experiments import flags, measured_run, run_folder, throughput_plan
+from strata_jax import calibrated_profile, calibration, calibration_steps, profile, simulation
+from strata_jax.calibration_steps import Steps
+from strata_jax.systems import SystemConfig
+
+FLAGS = flags.FlagSet("Fits a profile of the simulation to measured steps.")
+FLAGS.add_flag("run", str, "", "folder of `throughput`, or of one run with --system")
+FLAGS.add_flag("point", int | None, None, "which point of `throughput`, by its order")
+FLAGS.add_flag(
+  "system", str | None, None, "NAME or NAME@PAGE_SIZE: which points, or how it was run"
+)
+FLAGS.add_flag("rate", float | None, None, "which points of the system, requests a second")
+FLAGS.add_flag("base_profile", str, "h200_llama31_8b", "profile with the numbers that are not told")
+FLAGS.add_flag("base_folder", str, str(profile.FOLDER), "folder of the base profile")
+FLAGS.add_flag("name", str, "measured", "of the machine in the new profile, for --hardware")
+FLAGS.add_flag("min_steps", int, 20, "of each kind that is needed")
+FLAGS.add_flag("out", str, "runs/calibrate", "folder that the run writes")
+
+
+def main(args: flags.Args) -> None:
+  """Runs the experiment."""
+  if not args.run:
+    raise flags.UsageError("--run: expected a folder")
+  with flags.usage_errors():
+    base = profile.load(args.base_profile, args.base_folder)
+    steps, system, source, points = _measured(args)
+    io = simulation.io_config(system)
+    found = calibration.calibrate(steps, base, io, min_steps=args.min_steps)
+    out = run_folder.open_run(args.out, {"flags": args.as_dict(), "system": system})
+    written = calibrated_profile.write(
+      found, base=args.base_profile, base_folder=args.base_folder, name=args.name, out=out,
+      source=source,
+    )  # fmt: skip
+    profile.load(written, out)
+  for line in calibration.kinds(found.residuals):
+    run_folder.say(line)
+  for key, why in found.kept.items():
+    run_folder.say(f"kept {key}: {why}")
+  run_folder.finish(
+    out,
+    {
+      "profile": written,
+      "base_profile": args.base_profile,
+      "run": args.run,
+      "source": source,
+      "system": system.name,
+      "page_size": system.page_size,
+      "points": points,
+      "steps": len(steps.started_s),
+      "fitted": {key: dataclasses.asdict(one) for key, one in found.fitted.items()},
+      "kept": found.kept,
+      "residuals": {kind: dataclasses.asdict(one) for kind, one in found.residuals.items()},
+    },
+  )
+
+
+def _measured(args: flags.Args) -> tuple[Steps, SystemConfig, str, list[int]]:
+  """Steps, how they were run, where they come from, and the ids of their points."""
+  if measured_run.is_points_folder(args.run):
+    run = measured_run.MeasuredRun(args.run)
+    points = run.chosen(point=args.point, system=args.system, rate=args.rate)
+    path = run.path / "steps.jsonl.gz"
+    each = [calibration_steps.read(run.steps(point), f"{path}, {point}") for point in points]
+    first = points[0]
+    source = f"{run.source}, {first.label} at {first.rate_rps:g} requests/s"
+    ids = [point.point_id for point in points]
+    return calibration_steps.join(each), first.system, source, ids
+  if args.point is not None or args.rate is not None:
+    raise ValueError(f"--point, --rate: expected none for a folder of one run, got {args.run}")
+  if args.system is None:
+    raise ValueError("--system: expected NAME or NAME@PAGE_SIZE for a folder of one run, got none")
+  (contender,) = throughput_plan.contenders((args.system,), (f"{args.system}:1",))
+  folder = pathlib.Path(args.run)
+  path = folder / "steps.jsonl"
+  steps = calibration_steps.read(list(measured_run.read_rows(path)), str(path))
+  config = measured_run.read_json(folder / "config.json")
+  source = f"{args.run}, {config.get('device_kind')}, commit {config.get('git_sha')}"
+  return steps, contender.system, f"{source}, {args.system}", []
+
+
+if __name__ == "__main__":
+  FLAGS.run(main)

@@ -1,0 +1,251 @@
+"""Measured runs on file: their points, and all that is needed to serve the same requests again.
+
+A folder of `throughput` has several points, a folder of one run (`serve`, `simulate`) has one.
+"""
+
+import dataclasses
+import functools
+import gzip
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from experiments import synthetic_flags, throughput_plan
+from experiments.synthetic_flags import ShapeConfig
+from strata_jax.config import ServingConfig
+from strata_jax.scheduler.views import Costs
+from strata_jax.simulation import PoolSizes
+from strata_jax.systems import SystemConfig
+from strata_jax.workloads import arrivals
+from strata_jax.workloads.request import Request
+from strata_jax.workloads.workload import Workload
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasuredPoint:
+  """One system at one rate, once."""
+
+  point_id: int
+  label: str  # of the system
+  system: SystemConfig
+  rate_rps: float
+  repeat: int
+  row: Row  # of `points.jsonl`: names, sizes and the summary
+
+  def __str__(self) -> str:
+    return f"{self.label} at {self.rate_rps:g} requests/s, repeat {self.repeat}"
+
+
+class MeasuredRun:
+  """A folder of `throughput`."""
+
+  def __init__(self, folder: str | pathlib.Path) -> None:
+    """Reads everything but the rows of requests and steps.
+
+    Raises:
+      OSError: a file is not there.
+      ValueError: names the file and the field that is not as expected.
+    """
+    self.path = pathlib.Path(folder)
+    self._config_path = self.path / "config.json"
+    self._config = read_json(self._config_path)
+    self._bench = need(self._config, self._config_path, "config", "bench")
+    path = self.path / "points.jsonl"
+    self.points = [_point(row, path, index) for index, row in enumerate(read_rows(path))]
+    if not self.points:
+      raise ValueError(f"{path}: expected points, got none")
+    model = need(self._bench, self._config_path, "model", "name", prefix="config.bench")
+    self.model = str(model)
+    self.initial_cache = str(self._of_bench("initial_cache"))
+    try:
+      self.serving = ServingConfig(**self._of_bench("serving"))
+    except TypeError as error:
+      raise ValueError(f"{self._config_path}, config.bench.serving: {error}") from error
+
+  @property
+  def source(self) -> str:
+    """The run, its device and its commit, for what is taken from it."""
+    command = need(self._config, self._config_path, "commands")[0]
+    return f"{self.path}, {command.get('device_kind')}, commit {command.get('git_sha')}"
+
+  def chosen(
+    self, *, point: int | None = None, system: str | None = None, rate: float | None = None
+  ) -> list[MeasuredPoint]:
+    """The point with an id, or all repeats of a system at a rate.
+
+    Raises:
+      ValueError: there is none, or they are not of one system and rate.
+    """
+    found = [
+      one for one in self.points
+      if (point is None or one.point_id == point) and (system is None or one.label == system)
+      and (rate is None or math.isclose(one.rate_rps, rate, rel_tol=1e-9))
+    ]  # fmt: skip
+    if len({(one.label, one.rate_rps) for one in found}) == 1:
+      return found
+    known = "; ".join(f"{one.point_id}: {one}" for one in self.points)
+    raise ValueError(
+      f"{self.path}: expected points of one system and rate for --point={point} "
+      f"--system={system} --rate={rate}, got {len(found)} of {known}"
+    )
+
+  def steps(self, point: MeasuredPoint) -> list[Row]:
+    """The rows of its steps."""
+    return self._rows("steps", point)
+
+  def requests(self, point: MeasuredPoint) -> list[Row]:
+    """The rows of its requests."""
+    return self._rows("requests", point)
+
+  def pools(self, point: MeasuredPoint) -> PoolSizes:
+    """The sizes of its tiers."""
+    path = self.path / "points.jsonl"
+    return PoolSizes(
+      device_tokens=need(point.row, path, "device_tokens"),
+      host_tokens=need(point.row, path, "host_tokens"),
+    )
+
+  def shown_costs(self, point: MeasuredPoint) -> Costs | None:
+    """What its policy was shown; None: it is not on file."""
+    if not self._of_bench("with_costs"):
+      return Costs()
+    path = self.path / "summary.json"
+    if not path.exists():
+      return None
+    row = point.row
+    key = f"{row['load_io']}/{row['store_io']}/{row['overlap']}, pages of {row['page_size']}"
+    found = read_json(path).get("costs", {}).get(key)
+    return None if found is None else Costs(**found)
+
+  def workload(self, point: MeasuredPoint) -> Workload:
+    """Its requests again, outputs forced to the lengths that came; checked against its rows.
+
+    Token ids are not those of the run; they are shared and distinct where its own were.
+
+    Raises:
+      ValueError: they are not the requests of the rows.
+    """
+    seed = self._of_bench("seed")
+    found = arrivals.poisson(self._plain_workload, point.rate_rps, seed + point.repeat)
+    path, rows = self.path / "requests.jsonl.gz", self.requests(point)
+    if len(rows) != len(found.requests):
+      raise ValueError(
+        f"{path}, point {point.point_id}: expected {len(found.requests)} requests, got {len(rows)}"
+      )
+    limit_s = self._of_bench("point_limit_s") or math.inf
+    return found.with_requests(
+      _again(request, row, limit_s, f"{path}, point {point.point_id}, request {index}")
+      for index, (request, row) in enumerate(zip(found.requests, rows, strict=True))
+    )
+
+  @functools.cached_property
+  def _plain_workload(self) -> Workload:
+    config = need(self._config, self._config_path, "config")
+    name = need(config, self._config_path, "workload", prefix="config")
+    shape = need(config, self._config_path, "shape", prefix="config")
+    return synthetic_flags.generate(name, ShapeConfig(**shape), self._of_bench("seed"))
+
+  def _of_bench(self, field: str) -> Any:
+    return need(self._bench, self._config_path, field, prefix="config.bench")
+
+  @functools.cached_property
+  def _by_point(self) -> dict[str, dict[int, list[Row]]]:
+    found: dict[str, dict[int, list[Row]]] = {}
+    for name in ("steps", "requests"):
+      path = self.path / f"{name}.jsonl.gz"
+      rows: dict[int, list[Row]] = {}
+      for row in read_rows(path):
+        rows.setdefault(need(row, path, "point"), []).append(row)
+      found[name] = rows
+    return found
+
+  def _rows(self, name: str, point: MeasuredPoint) -> list[Row]:
+    rows = self._by_point[name].get(point.point_id)
+    if rows is None:
+      raise ValueError(
+        f"{self.path / f'{name}.jsonl.gz'}: expected rows of point {point.point_id}, got none"
+      )
+    return rows
+
+
+def is_points_folder(folder: str | pathlib.Path) -> bool:
+  """Whether it has points of `throughput`."""
+  return (pathlib.Path(folder) / "points.jsonl").exists()
+
+
+def read_json(path: pathlib.Path) -> Row:
+  """Raises OSError; ValueError on what is no JSON object."""
+  try:
+    found = json.loads(path.read_text(encoding="utf-8"))
+  except json.JSONDecodeError as error:
+    raise ValueError(f"{path}: expected JSON, got {error}") from error
+  if not isinstance(found, dict):
+    raise ValueError(f"{path}: expected an object, got {type(found).__name__}")
+  return found
+
+
+def read_rows(path: pathlib.Path) -> Iterator[Row]:
+  """The objects of a .jsonl or .jsonl.gz. Raises OSError; ValueError on what is no JSON."""
+  for index, line in enumerate(_lines(path)):
+    try:
+      row = json.loads(line)
+    except json.JSONDecodeError as error:
+      raise ValueError(f"{path}, line {index + 1}: expected JSON, got {error}") from error
+    if not isinstance(row, dict):
+      raise ValueError(f"{path}, line {index + 1}: expected an object, got {line[:40]!r}")
+    yield row
+
+
+def need(found: Mapping[str, Any], path: pathlib.Path, *fields: str, prefix: str = "") -> Any:
+  """A field, of a field, ... Raises ValueError that names the file and the field."""
+  value: Any = found
+  where = prefix
+  for field in fields:
+    where = f"{where}.{field}" if where else field
+    if not isinstance(value, Mapping) or field not in value:
+      raise ValueError(f"{path}: expected the field {where!r}, got none")
+    value = value[field]
+  return value
+
+
+def _lines(path: pathlib.Path) -> Iterable[str]:
+  opened = gzip.open if path.suffix == ".gz" else open
+  with opened(path, "rt", encoding="utf-8") as file:
+    yield from file
+
+
+def _point(row: Row, path: pathlib.Path, index: int) -> MeasuredPoint:
+  label = need(row, path, "system")
+  (contender,) = throughput_plan.contenders((label,), (f"{label}:1",))
+  return MeasuredPoint(
+    point_id=row.get("order", index),
+    label=label,
+    system=contender.system,
+    rate_rps=float(need(row, path, "rate_rps")),
+    repeat=int(need(row, path, "repeat")),
+    row=row,
+  )
+
+
+def _again(request: Request, row: Row, limit_s: float, where: str) -> Request:
+  arrival_s = request.arrival_s or 0.0
+  wanted: Sequence[tuple[str, float]] = (
+    ("request_id", request.request_id), ("prompt_tokens", len(request.prompt_ids)),
+    ("arrival_s", arrival_s),
+  )  # fmt: skip
+  for field, value in wanted:
+    got = row.get(field)
+    if got is None or not math.isclose(got, value, rel_tol=1e-9, abs_tol=1e-9):
+      raise ValueError(f"{where}: expected {field} {value}, got {got}")
+  outputs = request.forced_output_ids
+  assert outputs is not None
+  if row.get("outcome") == "finished" and row.get("output_tokens") != len(outputs):
+    raise ValueError(
+      f"{where}: expected output_tokens {len(outputs)}, got {row.get('output_tokens')}"
+    )
+  abort_s = None if math.isinf(limit_s) else max(0.0, limit_s - arrival_s)
+  return dataclasses.replace(request, abort_s=abort_s)
