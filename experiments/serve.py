@@ -3,6 +3,8 @@
   python -m experiments.serve --weights=smollm2 --verify
   python -m experiments.serve --weights=DIR --prompts=FILE.jsonl --system=hicache_paper
   python -m experiments.serve --weights=random --model=tiny --document_tokens=200
+  python -m experiments.serve --weights=random --model=llama31_8b --workload=loogle_like \\
+    --contexts=16 --queries=200 --request_rate=10 --initial_cache=host_warm --system=strata
   python -m experiments.serve --weights=smollm2 --tiers=shared --store=FOLDER --prefetch=timeout
 
 Writes `config.json`, `requests.jsonl`, `steps.jsonl`, `summary.json` and `waterfall.png` to --out.
@@ -25,13 +27,17 @@ from experiments import (
   serve_report,
   serve_setup,
   storage_flags,
+  workload_flags,
 )
-from strata_jax import metrics, recording, serving_loop
+from experiments.executor_flags import ExecutorConfig
+from experiments.synthetic_flags import ShapeConfig
+from strata_jax import metrics, recording, serving_loop, warm_cache
 from strata_jax.cache_controller import CacheController
 from strata_jax.config import MODELS, CacheConfig, ServingConfig
 from strata_jax.executors.jax_executor import JaxExecutor
 from strata_jax.metrics import ServingResult
 from strata_jax.scheduler.views import Costs
+from strata_jax.workloads import synthetic
 from strata_jax.workloads.request import Request
 from strata_jax.workloads.stdlib_qa import StdlibQaConfig
 
@@ -45,7 +51,12 @@ def make_flags(description: str, out: str) -> flags.FlagSet:
   program.add_flag(
     "model", str | None, None, f"for random weights only, one of {', '.join(MODELS)}"
   )
-  program.add_flag("workload", str, "stdlib_qa", "stdlib_qa: questions about Python's own sources")
+  program.add_flag(
+    "workload", str, "stdlib_qa",
+    "stdlib_qa: questions about Python's own sources; or a synthetic one, with exact lengths and "
+    f"the model's own tokens: {', '.join(synthetic.GENERATORS)}",
+  )  # fmt: skip
+  program.add_flag("limit", int | None, None, "first requests of a synthetic workload only")
   program.add_flag("prompts", str | None, None, "file of requests, a JSON object a line")
   program.add_flag("max_new_tokens", int, 12, "output tokens of a request that does not say")
   program.add_flag("temperature", float, 0.0, "of sampling; 0: greedy")
@@ -74,7 +85,15 @@ def make_flags(description: str, out: str) -> flags.FlagSet:
   program.add(
     ServingConfig, defaults={"requests_in_flight": 4, "running_requests": 4, "step_tokens": 512}
   )
+  program.add(ExecutorConfig)
   program.add(StdlibQaConfig)
+  program.add(ShapeConfig)
+  workload_flags.add_arrivals(program)
+  program.add_flag(
+    "initial_cache", str, "cold",
+    "cold; or host_warm: the shared contexts of the workload are in host memory, the device is "
+    "empty",
+  )  # fmt: skip
   storage_flags.add(program)
   return program
 
@@ -97,6 +116,8 @@ def main(args: flags.Args) -> int:
   costs = measured_costs.of_run(args, setup, executor, store)
   server = Server(setup, executor, costs)
   controller = server.controller()
+  if setup.initial_cache == "host_warm":
+    server.warm_host(controller)
   with recorder as record:
     result = server.serve(
       setup.workload.requests, label="serve ", controller=controller, recorder=record
@@ -150,6 +171,20 @@ class Server:
       costs=self._costs,
       storage=None if setup.storage is None else setup.storage.config,
     )
+
+  def warm_host(self, controller: CacheController) -> None:
+    """Lets the workload's contexts through until they are backed up; empties the device."""
+    setup, contexts = self._setup, self._setup.workload.contexts
+    run_folder.say(f"warms the host tier with {len(contexts)} contexts")
+    for _ in range(warm_cache.rounds(controller)):
+      warm_cache.ask_once(
+        contexts, controller=controller, policy=setup.policy, executor=self._executor,
+        serving=setup.serving,
+      )  # fmt: skip
+    warm_cache.flush_device(controller, self._executor)
+    missing = len(warm_cache.missing_on_host(controller, contexts))
+    if missing:
+      run_folder.say(f"{missing} of {len(contexts)} contexts are not in host memory")
 
   def serve(
     self,
