@@ -60,10 +60,11 @@ class TimelineConfig:
         validation.fail(self, "scenarios", expected, name)
 
 
+# Sizes with which all scenarios share their programs, which take longer to compile than to run.
 TINY = TimelineConfig(
   scenarios=("auto/layer", "auto/whole", *OTHERS), model="tiny", page_size=4, prefill_tokens=32,
-  load_tokens=64, decode_batch=2, decode_context=32, document_tokens=64, question_tokens=8,
-  rounds=2,
+  load_tokens=64, decode_batch=2, decode_context=62, document_tokens=64, question_tokens=26,
+  output_tokens=6, rounds=2,
 )  # fmt: skip
 
 
@@ -273,7 +274,9 @@ class Serving:
       host_tokens=4 * config.documents * longest,
     )
     self._serving = config_lib.ServingConfig(
-      requests_in_flight=2, running_requests=2, step_tokens=max(512, config.page_size)
+      requests_in_flight=2,
+      running_requests=2,
+      step_tokens=max(config.prefill_tokens, config.page_size),
     )
     self._executor = AnnotatedExecutor(
       self._model,
