@@ -77,6 +77,29 @@ def lines(
   _figure(path, draw)
 
 
+def scatter(
+  path: pathlib.Path,
+  series: Mapping[str, Sequence[tuple[float, float]]],
+  x_label: str,
+  y_label: str,
+) -> None:
+  """Pairs > 0 on logarithmic axes, a colour a name, with the line on which both are equal."""
+
+  def draw(axes: Any) -> None:
+    values = [value for pairs in series.values() for pair in pairs for value in pair]
+    ends = (min(values, default=0.1) / 1.2, max(values, default=1.0) * 1.2)
+    axes.plot(ends, ends, color="grey", linewidth=1, label="equal")
+    for name, pairs in series.items():
+      axes.scatter(*zip(*pairs, strict=True), label=name)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.legend(fontsize="small")
+
+  _figure(path, draw)
+
+
 def _figure(path: pathlib.Path, draw: Callable[[Any], None]) -> None:
   try:
     figures = importlib.import_module("matplotlib.figure")

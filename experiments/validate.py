@@ -1,0 +1,134 @@
+"""Serves the requests of a real run again in the simulation and says how far off it is.
+
+  python -m experiments.validate --run=runs/throughput --profile=h200_measured_llama31_8b \\
+    --profile_folder=runs/calibrate --out=runs/validate
+
+Every point of a folder of `throughput`: the same requests and arrivals, pools, budgets, initial
+cache, system and shown costs, on the clock of the profile. Writes `validation.json` (a row a point,
+the mean signed error, the spread between real repeats, ratios between systems, verdicts),
+`validation.png` (simulated against real) and `summary.json` to --out. Points that the profile was
+fitted to, as `calibrate` noted beside it, are marked and counted apart.
+"""
+
+import pathlib
+from typing import Any
+
+from experiments import flags, measured_run, plots, run_folder
+from experiments import validation_table as tables
+from experiments.measured_run import MeasuredPoint, MeasuredRun
+from experiments.sweeps import throughput, throughput_at_ttft
+from experiments.validation_table import Limits
+from strata_jax import profile, simulation
+from strata_jax.profile import Profile
+
+FLAGS = flags.FlagSet("Serves the requests of a real run again in the simulation.")
+FLAGS.add_flag("run", str, "", "folder of `throughput`")
+FLAGS.add_flag("profile", str, "h200_llama31_8b", "by name, model included")
+FLAGS.add_flag("profile_folder", str, str(profile.FOLDER), "folder of the profile")
+FLAGS.add_flag("baseline", str, throughput_at_ttft.BASELINE, "system that ratios are taken to")
+FLAGS.add_flag("targets", tuple[float, ...], throughput.TARGETS, "of ratios, in multiples of T_ref")
+FLAGS.add(Limits)
+FLAGS.add_flag("out", str, "runs/validate", "folder that the run writes")
+
+
+def main(args: flags.Args) -> None:
+  """Runs the experiment."""
+  if not args.run:
+    raise flags.UsageError("--run: expected a folder of `throughput`")
+  limits = args.config(Limits)
+  with flags.usage_errors():
+    machine = profile.load(args.profile, args.profile_folder)
+    run = MeasuredRun(args.run)
+    fitted = fitted_points(args.profile_folder, args.profile, run.path)
+    out = run_folder.open_run(args.out, {"flags": args.as_dict(), "limits": limits})
+  rows, simulated = [], []
+  with run_folder.Progress(len(run.points), "validate") as bar:
+    for point in run.points:
+      with flags.usage_errors():
+        summary = replay(run, point, machine)
+      simulated.append({**point.row, "host_gap_ms_median": None, **summary})
+      names = {
+        "point": point.point_id, "system": point.label, "rate_rps": point.rate_rps,
+        "repeat": point.repeat, "fitted": point.point_id in fitted,
+      }  # fmt: skip
+      rows.append(tables.point_row(names, point.row, summary, limits))
+      bar.update(len(rows), str(point))
+  references = [one.row["reference_ttft_s"] for one in run.points if "reference_ttft_s" in one.row]
+  reference_s = sum(references) / len(references) if references else None
+  targets_s = {} if reference_s is None else {m: m * reference_s for m in args.targets}
+  real = [point.row for point in run.points]
+  others = [row for row in rows if not row["fitted"]]
+  result = {
+    "run": args.run,
+    "source": run.source,
+    "profile": machine.name,
+    "limits": limits,
+    "t_ref_s": reference_s,
+    "points": rows,
+    "bias": tables.bias(rows),
+    "bias_of_points_not_fitted": tables.bias(others),
+    "mean_error": tables.absolute(rows),
+    "mean_error_of_points_not_fitted": tables.absolute(others),
+    "spread_of_repeats": tables.spread(rows),
+    "ratios": tables.ratios(real, simulated, targets_s, args.baseline, limits),
+  }
+  run_folder.write_json(out / "validation.json", result)
+  _plot(out / "validation.png", rows)
+  for row in rows:
+    run_folder.say(tables.line(row))
+  told = [one for one in result["ratios"] if one["ok"] is not None]
+  run_folder.finish(
+    out,
+    {
+      "run": args.run,
+      "profile": machine.name,
+      "points": len(rows),
+      "points_fitted": sum(row["fitted"] for row in rows),
+      "points_ok": sum(row["ok"] for row in rows),
+      "points_not_fitted_ok": sum(row["ok"] for row in others),
+      "ratios": len(told),
+      "ratios_ok": sum(one["ok"] for one in told),
+      "bias": result["bias"],
+      "mean_error": result["mean_error"],
+      "mean_error_of_points_not_fitted": result["mean_error_of_points_not_fitted"],
+    },
+  )
+
+
+def replay(run: MeasuredRun, point: MeasuredPoint, machine: Profile) -> dict[str, Any]:
+  """The summary of the simulated point. Raises OSError, ValueError on files that say too little."""
+  workload = run.workload(point)
+  found = simulation.simulate(
+    workload, machine, point.system, serving=run.serving, pools=run.pools(point),
+    initial_cache=run.initial_cache if point.system.host else "cold",
+    shown_costs=run.shown_costs(point), whole_decodes=True,
+  )  # fmt: skip
+  summary = found.summary()
+  lost = summary["refused"] + summary["aborted"]
+  times = [request.arrival_s or 0.0 for request in workload.requests]
+  return {**summary, "lost": lost, "arrival_span_s": max(times) - min(times)}
+
+
+def fitted_points(folder: str, name: str, run: pathlib.Path) -> frozenset[int]:
+  """The points of a run that a profile was fitted to, as `calibrate` noted in its folder."""
+  path = pathlib.Path(folder) / "summary.json"
+  if not path.exists():
+    return frozenset()
+  noted = measured_run.read_json(path)
+  if noted.get("profile") != name or pathlib.Path(noted.get("run", "")).resolve() != run.resolve():
+    return frozenset()
+  return frozenset(measured_run.need(noted, path, "points"))
+
+
+def _plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
+  series: dict[str, list[tuple[float, float]]] = {}
+  for row in rows:
+    for name, title in (("ttft_mean_s", "mean TTFT, s"), ("output_tokens_per_s", "tokens/s")):
+      pair = row["real"][name], row["simulated"][name]
+      if None not in pair and min(pair) > 0:
+        series.setdefault(f"{row['system']}: {title}", []).append(pair)
+  plots.scatter(path, series, "real", "simulated")
+
+
+if __name__ == "__main__":
+  FLAGS.run(main)
