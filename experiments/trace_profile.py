@@ -219,7 +219,11 @@ def describe(raws: Sequence[Raw], copy_bytes: int = 0, names: int = 40) -> str:
   text = [f"{len(raws)} events"]
   for plane, lines in planes.items():
     text.append(f"plane {plane!r}")
-    text += [f"  line {line!r}: {len(own)} events, {_ms(own)}" for line, own in lines.items()]
+    for line, own in lines.items():
+      first_ms = min(raw.start_us for raw in own) / 1e3
+      last_ms = max(raw.end_us for raw in own) / 1e3
+      span = f"from {first_ms:.3f} to {last_ms:.3f} ms"
+      text.append(f"  line {line!r}: {len(own)} events, {_ms(own)}, {span}")
   device = device_events(raws)
   at_device = frozenset(map(id, device))
   host = [raw for raw in raws if id(raw) not in at_device]

@@ -214,7 +214,7 @@ def test_a_profile_file_is_read(tmp_path):
   assert scenario.name == "backup"
   assert trace_events.on_lanes(scenario.events, [trace_events.BACKUPS]) == [(20, 30)]
   text = trace_profile.describe(raws)
-  assert "line 'Stream #20(MemcpyD2H)': 1 events, 0.010 ms" in text
+  assert "line 'Stream #20(MemcpyD2H)': 1 events, 0.010 ms, from 0.020 to 0.030 ms" in text
   assert "backups" in text
 
 
