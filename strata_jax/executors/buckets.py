@@ -19,13 +19,16 @@ class Buckets:
   decode_requests: tuple[int, ...]  # padded rows of a decode batch
   transfer_pages: tuple[int, ...]  # padded length of the page lists of loads and backups
   table_pages: int  # width of every page table: the longest context
+  prefill_rows: tuple[int, ...] = (1,)  # padded rows of a prefill batch, as its tokens allow
   piece_overhead_tokens: int = 64  # what one more piece costs, in tokens of compute
 
   def __post_init__(self) -> None:
-    for field in ("chunk_tokens", "decode_requests", "transfer_pages"):
+    for field in ("chunk_tokens", "decode_requests", "transfer_pages", "prefill_rows"):
       sizes = getattr(self, field)
       if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
         validation.fail(self, field, "ascending sizes >= 1", sizes)
+    if self.prefill_rows[0] != 1:
+      validation.fail(self, "prefill_rows", "1 as the smallest", self.prefill_rows)
     validation.check_int(self, "table_pages", minimum=1)
     validation.check_int(self, "piece_overhead_tokens", minimum=0)
 
@@ -37,10 +40,15 @@ class Buckets:
     """The pieces (valid, padded) that a list of `pages` is moved in."""
     return cut(pages, self.transfer_pages, _TRANSFER_OVERHEAD_PAGES)
 
+  def batch_rows(self, padded_tokens: int) -> tuple[int, ...]:
+    """The sizes of a prefill batch: no more tokens in all than in the largest piece."""
+    largest = self.chunk_tokens[-1]
+    return tuple(rows for rows in self.prefill_rows if rows == 1 or rows * padded_tokens <= largest)
+
   @property
   def shapes(self) -> tuple[tuple[int, int], ...]:
-    """(rows, padded tokens) of all compute: pieces of one prefill, and decode batches."""
-    chunks = [(1, tokens) for tokens in self.chunk_tokens]
+    """(rows, padded tokens) of all compute: batches of prefill pieces, and decode batches."""
+    chunks = [(rows, tokens) for tokens in self.chunk_tokens for rows in self.batch_rows(tokens)]
     return tuple(dict.fromkeys(chunks + [(rows, 1) for rows in self.decode_requests]))
 
   @property
@@ -56,6 +64,7 @@ def make_buckets(
   device_pages: int,
   context_tokens: int,
   piece_tokens: int = 512,
+  prefill_rows: int = 1,
 ) -> Buckets:
   """Few buckets for a run, each a factor of 4 below the next.
 
@@ -65,6 +74,7 @@ def make_buckets(
     device_pages: of the device pool.
     context_tokens: the longest prompt + output.
     piece_tokens: the largest piece that a prefill is cut into.
+    prefill_rows: pieces of different prefills that are computed together at most.
   """
   context_pages = min(-(-context_tokens // page_layout.page_size), device_pages)
   chunk = min(piece_tokens, serving.step_tokens, context_pages * page_layout.page_size)
@@ -75,6 +85,7 @@ def make_buckets(
     decode_requests=ladder(1, serving.running_requests, 4),
     transfer_pages=ladder(-(-transfer // 4), transfer, 4),
     table_pages=context_pages,
+    prefill_rows=tuple(sorted({1, *ladder(1, min(prefill_rows, serving.batch_requests), 4)})),
   )
 
 

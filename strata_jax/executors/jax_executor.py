@@ -17,15 +17,17 @@ from strata_jax.executors import (
   gated_loads,
   layer_stack,
   load_shares,
+  prefill_batches,
   programs,
   protocol,
   storage_io,
   watcher,
 )
+from strata_jax.executors import pools as pools_lib
+from strata_jax.executors.running_step import RunningStep
 from strata_jax.models import llama
-from strata_jax.tiers import device as device_tier
 from strata_jax.tiers import host as host_tier
-from strata_jax.tiers import io_auto, io_backend, layout, page_store
+from strata_jax.tiers import io_backend, io_pair, layout, page_store
 
 # Back ends all of whose transfers are explicit. The others read their slots on the host.
 _EXPLICIT_IO = ("kernel", "reference")
@@ -38,19 +40,6 @@ Progress = Callable[[int, int, str], None]
 class _Registered:
   sampling: protocol.SamplingParams
   outputs: int = 0  # tokens sampled so far: the index of the next draw
-
-
-@dataclasses.dataclass(kw_only=True, slots=True)
-class _Step:
-  """A computing step under way."""
-
-  step_id: int
-  started_s: float
-  waits: bool  # its prefills read pages that its loads write
-  stall_end_s: float  # when its loads let the compute begin
-  prefill_end_s: float
-  results: list[tuple[tuple[int, ...], jax.Array, jax.Array]]  # request ids, ids [B, 1], gaps [B]
-  block: Callable[[], object]  # returns when what was launched last is done
 
 
 class JaxExecutor:
@@ -81,10 +70,12 @@ class JaxExecutor:
     host_pages: int,
     buckets: buckets_lib.Buckets,
     io: str = "auto",
+    store_io: str | None = None,
     attention: str = "auto",
     overlap: str = "auto",
     layers_per_program: int = 1,
     store: page_store.PageStore | None = None,
+    pools: pools_lib.Pools | None = None,
   ) -> None:
     """Makes the pools.
 
@@ -96,6 +87,7 @@ class JaxExecutor:
       host_pages: pages of the host pool; 0: no host tier.
       buckets: padded shapes, normally from `make_buckets`.
       io: the I/O back end by name, see `io_auto.make_io_backend`.
+      store_io: that of stores, if it is another one than that of loads.
       attention: the implementation of attention by name; auto: cuDNN's on a GPU if it takes the
         dtype, else XLA's.
       overlap: how loads overlap compute; auto: by layer on a GPU if the back end can, else whole.
@@ -103,9 +95,12 @@ class JaxExecutor:
         take less time to launch and more to compile.
       store: of the storage tier, with pages as large as the layout's; stays the caller's. With one,
         `close` has to be called before the executor is given up.
+      pools: of an executor that was given up, see `take_pools`, instead of new ones, which take
+        long to allocate. They keep what they hold.
 
     Raises:
-      ValueError: the layout is not the model's, or there is no such back end or attention here.
+      ValueError: the layout is not the model's, the pools are not as large as asked for, or there
+        is no such back end or attention here.
     """
     expected = config.page_layout(page_layout.page_size, page_layout.dtype)
     if layers_per_program < 1:
@@ -122,11 +117,10 @@ class JaxExecutor:
     self._stack = layer_stack.LayerStack(
       config, params, attention, self._target, layers_per_program=layers_per_program
     )
-    self._io = io_auto.make_io_backend(io, page_layout)
-    self._device = device_tier.make_device_pool(page_layout, device_pages, self._target)
-    self._host: io_backend.HostPool | None = None
-    if host_pages:
-      self._host = host_tier.make_host_pool(page_layout, host_pages, self._target)
+    self._io = io_pair.make_io(io, store_io or io, page_layout)
+    pools = pools or pools_lib.make(page_layout, device_pages, host_pages, self._target)
+    pools_lib.check(pools, page_layout, device_pages, host_pages)
+    self._device, self._host = pools
     self._gated: gated_loads.GatedLoads | None = None
     if self._by_layer and io in gated_loads.BACKENDS and self._host is not None:
       self._gated = gated_loads.GatedLoads(page_layout, io, self._device, self._host)
@@ -151,6 +145,16 @@ class JaxExecutor:
   def host_pool(self) -> io_backend.HostPool | None:
     """The pool as of the last launch; hold no view of it across one."""
     return self._host
+
+  def take_pools(self) -> pools_lib.Pools:
+    """Hands the pools over to another executor; this one can do nothing until it has them again."""
+    pools = self._device, self._host
+    self._device, self._host = (), None
+    return pools
+
+  def give_pools(self, pools: pools_lib.Pools) -> None:
+    """Gives back the pools that were taken; they have not moved meanwhile."""
+    self._device, self._host = pools
 
   @property
   def buckets(self) -> buckets_lib.Buckets:
@@ -208,10 +212,11 @@ class JaxExecutor:
     Raises:
       ValueError: a transfer without a host tier, or more decodes or pages than the buckets hold.
     """
-    step = _Step(
-      step_id=work.step_id, started_s=self.now_s(), waits=any(p.waits_for for p in work.prefills),
-      stall_end_s=0.0, prefill_end_s=0.0, results=[], block=lambda: None,
-    )  # fmt: skip
+    step = RunningStep(
+      step_id=work.step_id,
+      started_s=self.now_s(),
+      waits=any(prefill.waits_for for prefill in work.prefills),
+    )
     with self._compilations, jax.transfer_guard("disallow"):
       for backup in work.backups:
         self._launch_backup(backup)
@@ -219,16 +224,14 @@ class JaxExecutor:
       if not loads:
         for load in work.loads:
           self._launch_load(load, step)
-      if loads and work.prefills:
-        self._launch_prefills_beside(work.prefills, loads, step)
+      if work.prefills:
+        self._launch_prefills(work.prefills, loads, step)
         loads = ()
-      else:
-        for prefill in work.prefills:
-          self._launch_prefill(prefill, step)
       if work.decodes:
         self._launch_decodes(work.decodes, work.decode_steps, loads, step)
     if work.computes:
-      self._watcher.add(step.block, lambda: self._finish(step))
+      near_tie = sampling_lib.NEAR_TIE[self._config.dtype]
+      self._watcher.add(step.block, lambda: step.done(self.now_s(), near_tie))
 
   def launch_storage(self, work: protocol.StorageWork) -> None:
     """Starts work of the storage tier in its threads.
@@ -275,7 +278,7 @@ class JaxExecutor:
       self._block_on_host, lambda: protocol.BackupDone(work.transfer_id, self.now_s())
     )
 
-  def _launch_load(self, work: protocol.LoadWork, step: _Step) -> None:
+  def _launch_load(self, work: protocol.LoadWork, step: RunningStep) -> None:
     self._move_in(work.host_slots, work.device_slots)
 
     def done() -> protocol.Event:
@@ -291,62 +294,53 @@ class JaxExecutor:
       with self._io_guard():
         self._device = self._io.load(host, self._device, sources, targets, count)
 
-  def _launch_prefill(self, work: protocol.PrefillWork, step: _Step) -> None:
-    x = batch = None
-    for batch in self._prefill_batches(work):
-      x = self._forward(batch)
-    assert x is not None
-    assert batch is not None
-    self._end_prefill(work, x, batch, step)
-
-  def _launch_prefills_beside(
-    self, works: Sequence[protocol.PrefillWork], loads: Sequence[protocol.LoadWork], step: _Step
+  def _launch_prefills(
+    self,
+    works: Sequence[protocol.PrefillWork],
+    loads: Sequence[protocol.LoadWork],
+    step: RunningStep,
   ) -> None:
-    """All prefills layer by layer, the loads beside them."""
-    batches_of = [list(self._prefill_batches(work)) for work in works]
-    batches = [batch for batches in batches_of for batch in batches]
-    xs = iter(self._forward_beside(batches, loads, step))
-    for work, own in zip(works, batches_of, strict=True):
-      x = [next(xs) for _ in own][-1]
-      self._end_prefill(work, x, own[-1], step)
-
-  def _prefill_batches(self, work: protocol.PrefillWork) -> Iterator[layer_stack.Batch]:
-    """The pieces of a prefill."""
-    table = self._table([(work.page_table, work.start + len(work.token_ids))], 1)
-    start, token_ids = work.start, work.token_ids
-    if not len(token_ids):
-      raise ValueError(f"prefill of request {work.request_id}: expected tokens, got none")
-    for count, bucket in self._buckets.chunk_pieces(len(token_ids)):
-      ids = np.zeros((1, bucket), np.int32)
-      ids[0, :count], token_ids = token_ids[:count], token_ids[count:]
-      ids, starts, lengths = self._put(
-        (ids, np.array([start], np.int32), np.array([count], np.int32))
-      )
-      yield layer_stack.Batch(ids, table, starts, lengths)
-      start += count
-
-  def _end_prefill(
-    self, work: protocol.PrefillWork, x: jax.Array, last: layer_stack.Batch, step: _Step
-  ) -> None:
-    if work.samples:
-      draws = self._draws([work.request_id], 1)
-      result = self._stack.head(x, last.lengths, draws)
-      step.results.append(((work.request_id,), *result))
-      step.block = result[1].block_until_ready
-    else:
-      step.block = programs.marker(x).block_until_ready
+    """All prefills, the loads beside them; the heads of those that sample."""
+    packed = prefill_batches.pack(
+      works, self._buckets, page_size=self._page_size, device_pages=len(self._device[0])
+    )
+    batches = [self._prefill_batch(batch, works) for batch in packed]
+    xs = self._forward(batches, loads, step)
+    for batch, x, inputs in zip(packed, xs, batches, strict=True):
+      request_ids = [
+        works[piece.work].request_id if piece.is_last and works[piece.work].samples else None
+        for piece in batch.pieces
+      ]
+      if any(request_id is not None for request_id in request_ids):
+        draws = self._draws(request_ids, len(x))
+        step.add_result(tuple(request_ids), *self._stack.head(x, inputs.lengths, draws))
+      else:
+        step.block = programs.marker(x).block_until_ready
 
     def done() -> None:
       step.prefill_end_s = self.now_s()
 
     self._watcher.add(step.block, done, gives_event=False)
 
+  def _prefill_batch(
+    self, batch: prefill_batches.PackedBatch, works: Sequence[protocol.PrefillWork]
+  ) -> layer_stack.Batch:
+    sizes = self._buckets.batch_rows(batch.padded_tokens)
+    rows = buckets_lib.smallest_bucket(len(batch.pieces), sizes)
+    contexts = [
+      (works[piece.work].page_table, works[piece.work].start + piece.offset + piece.tokens)
+      for piece in batch.pieces
+    ]
+    table = self._table(contexts, rows)
+    ids, starts, lengths = self._put(prefill_batches.arrays(batch, works, rows))
+    return layer_stack.Batch(ids, table, starts, lengths)
+
   def _launch_decodes(
     self,
     works: Sequence[protocol.DecodeWork],
     decode_steps: int,
     loads: Sequence[protocol.LoadWork],
-    step: _Step,
+    step: RunningStep,
   ) -> None:
     largest = self._buckets.decode_requests[-1]
     for first in range(0, len(works), largest):
@@ -363,19 +357,24 @@ class JaxExecutor:
       for offset in range(decode_steps):
         starts = self._put(positions + offset)
         one = layer_stack.Batch(device_ids, table, starts, device_lengths)
-        if loads:
-          (x,), loads = self._forward_beside([one], loads, step), ()
-        else:
-          x = self._forward(one)
+        (x,), loads = self._forward([one], loads, step), ()
         draws = self._draws(request_ids, rows)
         device_ids, gaps = self._stack.head(x, device_lengths, draws)
-        step.results.append((request_ids, device_ids, gaps))
-        step.block = gaps.block_until_ready
+        step.add_result(request_ids, device_ids, gaps)
 
-  def _forward_beside(
-    self, batches: Sequence[layer_stack.Batch], loads: Sequence[protocol.LoadWork], step: _Step
+  def _forward(
+    self,
+    batches: Sequence[layer_stack.Batch],
+    loads: Sequence[protocol.LoadWork],
+    step: RunningStep,
   ) -> list[jax.Array]:
-    """[B, T, hidden] of each batch, with the loads beside them, whose events are arranged."""
+    """[B, T, hidden] of each batch; the pools take its KV, and what is loaded beside it.
+
+    The events of the loads, if there are any, are arranged.
+    """
+    if not loads:
+      xs, self._device = self._stack.run(self._device, batches)
+      return xs
     reached = lambda layer, pool: self._watch_loads(layer, pool, loads, step)
     if self._gated is not None:
       share, _ = load_shares.cut(loads, [1], sum(len(load.host_slots) for load in loads))
@@ -397,13 +396,12 @@ class JaxExecutor:
     )
     return xs
 
-  def _forward(self, batch: layer_stack.Batch) -> jax.Array:
-    """[B, T, hidden]; the pools take the KV of the batch."""
-    (x,), self._device = self._stack.run(self._device, [batch])
-    return x
-
   def _watch_loads(
-    self, layer: int, pool: jax.Array, loads: Sequence[protocol.LoadWork], step: _Step
+    self,
+    layer: int,
+    pool: jax.Array,
+    loads: Sequence[protocol.LoadWork],
+    step: RunningStep,
   ) -> None:
     """Of loads layer by layer: with the first layer the stall ends, with the last the loads do."""
     if layer not in (0, len(self._device) - 1):
@@ -420,36 +418,15 @@ class JaxExecutor:
         done = lambda load=load: protocol.LoadDone(load.transfer_id, self.now_s())
         self._watcher.add(block, done)
 
-  def _finish(self, step: _Step) -> protocol.StepDone:
-    """The event of a computed step; its results are ready."""
-    at_s = self.now_s()
-    limit = sampling_lib.NEAR_TIE[self._config.dtype]
-    tokens: dict[int, list[int]] = {}
-    ties: dict[int, list[int]] = {}
-    for request_ids, ids, gaps in jax.device_get(step.results):
-      for row, request_id in enumerate(request_ids):
-        got = tokens.setdefault(request_id, [])
-        if gaps[row] < limit:
-          ties.setdefault(request_id, []).append(len(got))
-        got.append(int(ids[row, 0]))
-    stalled = max(step.stall_end_s - step.started_s, 0.0)
-    prefill_s = max(step.prefill_end_s - step.started_s, 0.0)
-    return protocol.StepDone(
-      step_id=step.step_id,
-      started_s=step.started_s,
-      at_s=at_s,
-      tokens={request_id: tuple(got) for request_id, got in tokens.items()},
-      prefill_end_s=step.prefill_end_s,
-      compute_s=max(prefill_s - stalled, 0.0),
-      stall_s=stalled if step.waits else 0.0,
-      near_ties={request_id: tuple(at) for request_id, at in ties.items()},
-    )
-
-  def _draws(self, request_ids: Sequence[int], rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+  def _draws(
+    self, request_ids: Sequence[int | None], rows: int
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Temperatures, seeds and output indices of a batch; counts the outputs."""
     temperatures, seeds = np.zeros(rows, np.float32), np.zeros(rows, np.uint32)
     indices = np.zeros(rows, np.int32)
     for row, request_id in enumerate(request_ids):
+      if request_id is None:
+        continue
       request = self._requests[request_id]
       temperatures[row] = request.sampling.temperature
       seeds[row] = request.sampling.seed % 2**32

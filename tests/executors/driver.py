@@ -7,7 +7,17 @@ from strata_jax.executors import buckets, jax_executor, protocol
 CHUNKS = (16, 64, 256)
 
 
-def make_executor(config, params, page_size, *, device_pages, host_pages=0, context=512, **options):
+def make_executor(
+  config,
+  params,
+  page_size,
+  *,
+  device_pages,
+  host_pages=0,
+  context=512,
+  prefill_rows=(1,),
+  **options,
+):
   page_layout = config.page_layout(page_size)
   return jax_executor.JaxExecutor(
     config,
@@ -20,6 +30,7 @@ def make_executor(config, params, page_size, *, device_pages, host_pages=0, cont
       decode_requests=(1, 4),
       transfer_pages=(8, 64),
       table_pages=-(-context // page_size),
+      prefill_rows=prefill_rows,
     ),
     **options,
   )
