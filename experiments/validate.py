@@ -6,8 +6,8 @@
 Every point of a folder of `throughput`: the same requests and arrivals, pools, budgets, initial
 cache, system and shown costs, on the clock of the profile. Writes `validation.json` (a row a point,
 the mean signed error, the spread between real repeats, ratios between systems, verdicts),
-`validation.png` (simulated against real) and `summary.json` to --out. Points that the profile was
-fitted to, as `calibrate` noted beside it, are marked and counted apart.
+`ttft.png` and `throughput.png` (simulated against real) and `summary.json` to --out. Points that
+the profile was fitted to, as `calibrate` noted beside it, are marked and counted apart.
 """
 
 import pathlib
@@ -73,7 +73,8 @@ def main(args: flags.Args) -> None:
     "ratios": tables.ratios(real, simulated, targets_s, args.baseline, limits),
   }
   run_folder.write_json(out / "validation.json", result)
-  _plot(out / "validation.png", rows)
+  _plot(out / "ttft.png", rows, "ttft_mean_s", "mean TTFT, seconds")
+  _plot(out / "throughput.png", rows, "output_tokens_per_s", "output tokens/s")
   for row in rows:
     run_folder.say(tables.line(row))
   told = [one for one in result["ratios"] if one["ok"] is not None]
@@ -120,14 +121,13 @@ def fitted_points(folder: str, name: str, run: pathlib.Path) -> frozenset[int]:
   return frozenset(measured_run.need(noted, path, "points"))
 
 
-def _plot(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
+def _plot(path: pathlib.Path, rows: list[dict[str, Any]], name: str, title: str) -> None:
   series: dict[str, list[tuple[float, float]]] = {}
   for row in rows:
-    for name, title in (("ttft_mean_s", "mean TTFT, s"), ("output_tokens_per_s", "tokens/s")):
-      pair = row["real"][name], row["simulated"][name]
-      if None not in pair and min(pair) > 0:
-        series.setdefault(f"{row['system']}: {title}", []).append(pair)
-  plots.scatter(path, series, "real", "simulated")
+    pair = row["real"][name], row["simulated"][name]
+    if None not in pair and min(pair) > 0:
+      series.setdefault(row["system"], []).append(pair)
+  plots.scatter(path, series, f"real {title}", f"simulated {title}")
 
 
 if __name__ == "__main__":

@@ -106,13 +106,14 @@ def ratios(
     if one["system"] == baseline:
       continue
     at = f"mean TTFT of {one['t_star_of_t_ref']:g} T_ref"
-    both = one["ratio_to_baseline"], other["ratio_to_baseline"]
-    result.append(_ratio(one["system"], baseline, at, *both, limits))
+    values = one["ratio_to_baseline"], other["ratio_to_baseline"]
+    result.append(_ratio(one["system"], baseline, at, values, limits))
   highest = [_highest(points) for points in (real, simulated)]
   for system in highest[0]:
     if system != baseline and baseline in highest[0]:
-      both = [found[system] / found[baseline] for found in highest]
-      result.append(_ratio(system, baseline, "highest throughput", *both, limits))
+      real_ratio, simulated_ratio = (found[system] / found[baseline] for found in highest)
+      values = real_ratio, simulated_ratio
+      result.append(_ratio(system, baseline, "highest throughput", values, limits))
   return result
 
 
@@ -132,8 +133,9 @@ def line(row: Row) -> str:
 
 
 def _ratio(
-  system: str, baseline: str, at: str, real: float | None, simulated: float | None, limits: Limits
+  system: str, baseline: str, at: str, values: tuple[float | None, float | None], limits: Limits
 ) -> Row:
+  real, simulated = values
   error = _error("ratio", real, simulated)
   ok = None if error is None else abs(error) <= limits.ratio_error
   return {
