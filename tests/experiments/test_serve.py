@@ -127,6 +127,7 @@ def test_synthetic_requests_arrive_in_time_find_a_warm_host_and_end_as_said(tmp_
   _, summary, rows = _serve(
     tmp_path, capsys, *_LOOGLE, "--initial_cache=host_warm", "--request_rate=50",
     "--ttft_visits=0", "--system=strata", "--piece_tokens=32", "--layers_per_program=2",
+    "--running_requests=1",
   )  # fmt: skip
   assert summary["workload"] == "loogle_like_shuffled"
   assert summary["recompiles"] == 0

@@ -15,11 +15,14 @@ _TINY = [
   "--device_tokens=256",
   "--host_tokens=2048",
   "--step_tokens=64",
-  "--running_requests=4",
+  "--running_requests=1",
   "--requests_in_flight=8",
   "--reference_requests=1",
 ]
-_TWO = ["--systems=hicache_paper@8,device_put@8", "--rates=hicache_paper@8:40,device_put@8:50"]
+_TWO = [
+  "--systems=vllm_lmcache_like@8,device_put@8",
+  "--rates=vllm_lmcache_like@8:40,device_put@8:50",
+]
 
 
 def _run(capsys, out, *arguments):
@@ -43,7 +46,7 @@ def test_points_are_warm_on_the_host_and_a_second_run_adds_what_is_missing(tmp_p
   assert {path.name for path in out.iterdir()} == {
     "config.json", "points.jsonl", "requests.jsonl.gz", "steps.jsonl.gz", "summary.json"
   }  # fmt: skip
-  assert [(r["system"], r["rate_rps"]) for r in rows] == [("hicache_paper@8", 40.0),
+  assert [(r["system"], r["rate_rps"]) for r in rows] == [("vllm_lmcache_like@8", 40.0),
                                                           ("device_put@8", 50.0)]  # fmt: skip
   assert summary["points"] == 2
   assert summary["not_reached"] == []
@@ -75,13 +78,13 @@ def test_points_are_warm_on_the_host_and_a_second_run_adds_what_is_missing(tmp_p
   assert more[:2] == again
   # The second repeat begins with the other system.
   assert [(r["system"], r["repeat"]) for r in more[2:]] == [("device_put@8", 1),
-                                                            ("hicache_paper@8", 1)]  # fmt: skip
+                                                            ("vllm_lmcache_like@8", 1)]  # fmt: skip
   assert [r["command"] for r in more] == [0, 0, 2, 2]
   assert summary["points"] == 4
   with pytest.raises(flags.UsageError, match=r"--out=.*: expected the config there, got shape="):
     _run(capsys, out, *_TWO, "--queries=8")
   table = _table(capsys, tmp_path, out)
-  assert {row["system"] for row in table["rows"]} == {"hicache_paper@8", "device_put@8"}
+  assert {row["system"] for row in table["rows"]} == {"vllm_lmcache_like@8", "device_put@8"}
   assert len(table["rows"]) == 8
   for row in table["rows"]:
     assert row["sustained"] == (row["output_tokens_per_s"] is not None)
@@ -91,7 +94,7 @@ def test_points_are_warm_on_the_host_and_a_second_run_adds_what_is_missing(tmp_p
 
 def _table(capsys, tmp_path, *runs):
   names = ",".join(str(run) for run in runs)
-  args = [f"--runs={names}", f"--out={tmp_path / 'table'}", "--baseline=hicache_paper@8"]
+  args = [f"--runs={names}", f"--out={tmp_path / 'table'}", "--baseline=vllm_lmcache_like@8"]
   throughput_table.main(throughput_table.FLAGS.parse(args))
   table = json.loads(capsys.readouterr().out.splitlines()[-1])
   assert table == json.loads((tmp_path / "table" / "throughput_at_ttft.json").read_text())
@@ -100,7 +103,7 @@ def _table(capsys, tmp_path, *runs):
 
 @pytest.mark.slow
 def test_limits_of_time(tmp_path, capsys):
-  one = ["--systems=strata@8", "--rates=strata@8:1000"]
+  one = ["--systems=vllm_lmcache_like@8", "--rates=vllm_lmcache_like@8:1000"]
   summary, rows = _run(
     capsys, tmp_path / "cut", *one, "--point_limit_s=0.02", "--initial_cache=cold"
   )
@@ -112,7 +115,7 @@ def test_limits_of_time(tmp_path, capsys):
   (out / "points.jsonl").write_text("")
   summary, rows = _run(capsys, out, *one, "--time_limit_s=1e-9")
   assert rows == []
-  assert summary["not_reached"] == ["strata@8 at 1000 requests/s, repeat 0"]
+  assert summary["not_reached"] == ["vllm_lmcache_like@8 at 1000 requests/s, repeat 0"]
 
 
 @pytest.mark.parametrize(
