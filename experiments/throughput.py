@@ -2,14 +2,15 @@
 
   python -m experiments.throughput --model=llama31_8b --contexts=16 --context_tokens=20000 \\
     --queries=200 --device_tokens=120000 --host_tokens=360000 \\
-    --systems=hicache_paper,strata@16 --rates=hicache_paper:4:5:6.25,strata@16:16:20:25 --repeats=2
+    --systems=hicache_paper,strata@16 --rates=hicache_paper:4:5:6.25,strata@16:auto:20 --repeats=2
   python -m experiments.throughput --model=tiny ...  # on a CPU, to see that it works
 
 Every point serves the same contexts, lengths and (within a repeat) arrival gaps, with questions of
 its own, so that nothing but contexts can be hit. `--initial_cache=host_warm` is made by serving
 each context once with the real executor: the write policy backs it up, then the device is emptied;
 before later points only the device is emptied. A TTFT counts from the scheduled arrival. Systems
-whose caches are alike take turns at the same pools.
+whose caches are alike take turns at the same pools. `auto` searches the rates that bracket
+`--targets`, a first guess behind it.
 
 Writes `config.json`, `points.jsonl` (a line a point), `requests.jsonl.gz`, `steps.jsonl.gz` and
 `summary.json` to --out. Run again with the same --out it adds the points that are missing.
@@ -18,15 +19,18 @@ Writes `config.json`, `points.jsonl` (a line a point), `requests.jsonl.gz`, `ste
 
 import math
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
 from experiments import flags, run_folder, serve_setup, synthetic_flags, throughput_plan
 from experiments.executor_flags import ExecutorConfig
+from experiments.sweeps import statistics, throughput
 from experiments.synthetic_flags import ShapeConfig
 from experiments.throughput_bench import Bench, BenchConfig
 from experiments.throughput_folder import PointsFolder
+from experiments.throughput_plan import Contender, Point
 from strata_jax import config as config_lib
 from strata_jax.models import random
 from strata_jax.simulation import SERVING
@@ -34,6 +38,7 @@ from strata_jax.workloads import synthetic
 from strata_jax.workloads.workload import Workload
 
 COSTS = ("measured", "unknown")
+Turn = tuple[Contender, int]  # a system and a repeat
 
 FLAGS = flags.FlagSet("Serves a workload with several systems at several rates.")
 FLAGS.add_flag("model", str, "llama31_8b", "preset, with random weights")
@@ -42,11 +47,13 @@ FLAGS.add_flag(
   "NAME or NAME@PAGE_SIZE each, in their order; NAME as `simulate` lists them",
 )  # fmt: skip
 FLAGS.add_flag(
-  "rates",
-  tuple[str, ...],
-  (),
-  "SYSTEM:RATE:RATE... each, requests a second; SYSTEM as in --systems",
-)
+  "rates", tuple[str, ...], (),
+  "SYSTEM:RATE:RATE... or SYSTEM:auto:RATE each, requests a second; SYSTEM as in --systems",
+)  # fmt: skip
+FLAGS.add_flag(
+  "targets", tuple[float, ...], (throughput.HEADLINE,),
+  "mean TTFTs, in multiples of T_ref, that auto brackets",
+)  # fmt: skip
 FLAGS.add_flag("repeats", int, 1, "arrival patterns, each a point at every rate of every system")
 FLAGS.add_flag("workload", str, "loogle_like", f"one of {', '.join(synthetic.GENERATORS)}")
 FLAGS.add(ShapeConfig)
@@ -97,31 +104,18 @@ def main(args: flags.Args) -> None:
   with flags.usage_errors():
     facts = {"workload": workload.name, "shape": shape, "reference": args.reference_requests}
     folder = PointsFolder(args.out, {"bench": config, **facts})
-  wanted = throughput_plan.order(contenders, args.repeats)
-  points = [point for point in wanted if not folder.has(point)]
-  run_folder.say(f"{len(points)} points to measure, {len(wanted) - len(points)} are there")
-  reference_s, not_reached, costs = None, [], {}
-  if points:
+  run_folder.say(f"{len(folder.rows)} points are there")
+  measured: dict[str, Any] = {"not_reached": [], "t_ref_s": None, "costs": {}}
+  turns = throughput_plan.order(contenders, args.repeats)
+  if not folder.rows or any(next(_points(args, folder, turn), None) for turn in turns):
     params = jax.block_until_ready(random.random_params(model, args.seed))
     bench = Bench(config, params, workload, contenders)
-    reference_s = bench.reference_ttft_s(contenders[0], args.reference_requests)
-    run_folder.say(f"T_ref is {reference_s:.4f} s")
-    for point in points:
-      run_s = len(workload.requests) / point.rate_rps
-      if time.monotonic() - began_s + run_s > args.time_limit_s:
-        not_reached.append(str(point))
-        continue
-      measured = bench.run(point)
-      row = {**measured.row, "reference_ttft_s": reference_s}
-      folder.add(row, measured.requests, measured.steps)
-      run_folder.say(_line(row))
-    costs = bench.costs
+    measured = _measure(args, bench, folder, turns, began_s)
   run_folder.finish(
     folder.path,
     {
       "points": len(folder.rows),
-      "not_reached": not_reached,
-      "t_ref_s": reference_s,
+      **measured,
       "model": model.name,
       "workload": workload.name,
       "contexts": len(workload.contexts),
@@ -130,12 +124,43 @@ def main(args: flags.Args) -> None:
       "device_tokens": args.device_tokens,
       "host_tokens": args.host_tokens,
       "kv_bytes_a_token": model.page_layout(1).token_bytes,
-      "costs": costs,
       "measured": [_brief(row) for row in folder.rows],
       "wall_s": time.monotonic() - began_s,
       **run_folder.command_facts(),
     },
   )
+
+
+def _measure(
+  args: flags.Args, bench: Bench, folder: PointsFolder, turns: Sequence[Turn], began_s: float
+) -> dict[str, Any]:
+  """Measures what is missing, as far as the time goes."""
+  first = min(turns, key=lambda turn: turn[1])[0]
+  reference_s = bench.reference_ttft_s(first, args.reference_requests)
+  run_folder.say(f"{time.monotonic() - began_s:.0f} s: T_ref is {reference_s:.4f} s")
+  not_reached = []
+  for turn in turns:
+    for point in _points(args, folder, turn, reference_s):
+      run_s = bench.requests / point.rate_rps
+      if time.monotonic() - began_s + run_s > args.time_limit_s:
+        not_reached.append(str(point))
+        continue
+      found = bench.run(point)
+      row = {**found.row, "reference_ttft_s": reference_s}
+      folder.add(row, found.requests, found.steps)
+      run_folder.say(f"{time.monotonic() - began_s:.0f} s: {_line(row)}")
+  return {"not_reached": not_reached, "t_ref_s": reference_s, "costs": bench.costs}
+
+
+def _points(
+  args: flags.Args, folder: PointsFolder, turn: Turn, reference_s: float | None = None
+) -> Iterator[Point]:
+  """What is missing of a turn; one T_ref for all commands of a folder, so that searches go on."""
+  known = {row["reference_ttft_s"] for row in folder.rows}
+  common_s = statistics.mean([*known] or ([] if reference_s is None else [reference_s]))
+  assert common_s is not None
+  targets_s = [multiple * common_s for multiple in args.targets]
+  return throughput_plan.points(*turn, folder.rows, targets_s)
 
 
 def _check(args: flags.Args) -> None:
@@ -155,13 +180,13 @@ def _check(args: flags.Args) -> None:
   for name in ("time_limit_s", "point_limit_s"):
     if not getattr(args, name) > 0:
       raise flags.UsageError(f"--{name}: expected a number > 0, got {getattr(args, name)}")
+  if not args.targets or min(args.targets) <= 0:
+    raise flags.UsageError(f"--targets: expected numbers > 0, got {args.targets}")
   if args.seed < 0:
     raise flags.UsageError(f"--seed: expected an integer >= 0, got {args.seed}")
 
 
-def _check_sizes(
-  workload: Workload, config: BenchConfig, contender: throughput_plan.Contender
-) -> None:
+def _check_sizes(workload: Workload, config: BenchConfig, contender: Contender) -> None:
   cache = config.cache(contender)
   serve_setup.check_sizes(workload.requests, config.model, cache)
   if config.serving.step_tokens < cache.page_size:
@@ -201,7 +226,7 @@ def _line(row: dict[str, Any]) -> str:
     return "-" if row[name] is None else format(row[name], form)
 
   return (
-    f"  TTFT {text('ttft_mean_s')} s, {text('output_tokens_per_s', '.1f')} tokens/s, "
+    f"TTFT {text('ttft_mean_s')} s, {text('output_tokens_per_s', '.1f')} tokens/s, "
     f"drained in {text('drain_s', '.1f')} s, lost {row['lost']}, "
     f"hits {row['device_hit_tokens']:,} device {row['host_hit_tokens']:,} host, "
     f"loads {text('load_gbps', '.1f')} GB/s, stall {text('stall_fraction')}, "

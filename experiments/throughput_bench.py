@@ -86,6 +86,11 @@ class Bench:
     self._tiers: dict[CacheConfig, _Tiers] = {}
     self.costs: dict[str, Costs] = {}
 
+  @property
+  def requests(self) -> int:
+    """Requests of a point."""
+    return len(self._workload.requests)
+
   def reference_ttft_s(self, contender: Contender, count: int) -> float:
     """Mean TTFT of `count` requests that come alone and find no cache, after one that warms up.
 

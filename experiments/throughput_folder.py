@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from experiments import flags, run_folder
-from experiments.throughput_plan import Point
 
 
 class PointsFolder:
@@ -40,11 +39,6 @@ class PointsFolder:
   def command(self) -> int:
     """How many runs wrote here before."""
     return len(self._commands) - 1
-
-  def has(self, point: Point) -> bool:
-    """Whether the point was measured."""
-    wanted = (point.label, point.rate_rps, point.repeat)
-    return any((r["system"], r["rate_rps"], r["repeat"]) == wanted for r in self.rows)
 
   def add(
     self,

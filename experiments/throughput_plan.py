@@ -2,9 +2,12 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from experiments import flags
+from experiments.sweeps import crossing, rate_search
 from strata_jax import systems
 from strata_jax.systems import SystemConfig
 
@@ -15,7 +18,8 @@ class Contender:
 
   label: str  # the preset's name, with @PAGE_SIZE behind it where that is not the preset's
   system: SystemConfig
-  rates_rps: tuple[float, ...]  # ascending
+  rates_rps: tuple[float, ...]  # ascending; in a search the first guess alone
+  searches: bool = False  # rates are found that bracket the targets
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,7 @@ def contenders(names: Sequence[str], rates: Sequence[str]) -> tuple[Contender, .
 
   Args:
     names: NAME or NAME@PAGE_SIZE each.
-    rates: LABEL:RATE:RATE... each, LABEL as in `names`.
+    rates: LABEL:RATE:RATE... or LABEL:auto:RATE each, LABEL as in `names`.
 
   Raises:
     UsageError: unknown systems, systems that no machine can run, missing or impossible rates.
@@ -56,21 +60,49 @@ def contenders(names: Sequence[str], rates: Sequence[str]) -> tuple[Contender, .
     if label not in by_label:
       raise flags.UsageError(f"--rates: expected rates of every system, got none of {label}")
   return tuple(
-    Contender(label=label, system=system, rates_rps=by_label[label])
+    Contender(label=label, system=system, rates_rps=by_label[label][0], searches=by_label[label][1])
     for label, system in found.items()
   )
 
 
-def order(found: Sequence[Contender], repeats: int) -> list[Point]:
-  """All points; every repeat begins with another system."""
-  points = []
+def order(found: Sequence[Contender], repeats: int) -> list[tuple[Contender, int]]:
+  """Systems and repeats; every repeat begins with another system."""
+  turns = []
   for repeat in range(repeats):
     first = repeat % len(found)
-    for contender in [*found[first:], *found[:first]]:
-      points += [
-        Point(label=contender.label, rate_rps=rate, repeat=repeat) for rate in contender.rates_rps
-      ]
-  return points
+    turns += [(contender, repeat) for contender in [*found[first:], *found[:first]]]
+  return turns
+
+
+def points(
+  contender: Contender, repeat: int, rows: Sequence[Mapping[str, Any]], targets_s: Sequence[float]
+) -> Iterator[Point]:
+  """What is to be measured of a system in a repeat, as far as it is not in `rows`.
+
+  Args:
+    contender: the system.
+    repeat: its number.
+    rows: of all points so far; whoever iterates adds each point before the next one.
+    targets_s: mean TTFTs that a search brackets, the largest first.
+  """
+  mine = lambda of: [
+    row for row in rows if row["system"] == contender.label and row["repeat"] == of
+  ]
+  if not contender.searches:
+    for rate in contender.rates_rps:
+      if all(row["rate_rps"] != rate for row in mine(repeat)):
+        yield Point(label=contender.label, rate_rps=rate, repeat=repeat)
+    return
+  for target_s in sorted(targets_s, reverse=True):
+    start = contender.rates_rps[0]
+    if repeat:  # where the repeat before found it
+      good = [row["rate_rps"] for row in mine(repeat - 1) if crossing.sustains(row, target_s)]
+      start = max(good, default=start)
+    while (rate := rate_search.next_rate(mine(repeat), start, target_s)) is not None:
+      count = len(rows)
+      yield Point(label=contender.label, rate_rps=rate, repeat=repeat)
+      if len(rows) == count:  # it was not measured: neither will be what follows from it
+        return
 
 
 def _system(label: str) -> SystemConfig:
@@ -91,16 +123,21 @@ def _system(label: str) -> SystemConfig:
   return system
 
 
-def _rates(text: str, labels: tuple[str, ...]) -> tuple[str, tuple[float, ...]]:
+def _rates(text: str, labels: tuple[str, ...]) -> tuple[str, tuple[tuple[float, ...], bool]]:
   label, *values = text.split(":")
   if label not in labels:
     raise flags.UsageError(
       f"--rates: expected SYSTEM:RATE:RATE... with one of {', '.join(labels)}, got {text!r}"
     )
+  searches = values[:1] == ["auto"]
+  if searches:
+    values = values[1:]
   try:
     rates = sorted({float(value) for value in values})
   except ValueError:
     rates = []
-  if not rates or not 0 < rates[0] <= rates[-1] < float("inf"):
-    raise flags.UsageError(f"--rates: expected numbers > 0 behind {label}, got {text!r}")
-  return label, tuple(rates)
+  if not rates or not 0 < rates[0] <= rates[-1] < math.inf or (searches and len(rates) > 1):
+    raise flags.UsageError(
+      f"--rates: expected numbers > 0 behind {label}, or auto and one number, got {text!r}"
+    )
+  return label, (tuple(rates), searches)

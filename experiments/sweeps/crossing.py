@@ -32,6 +32,20 @@ class Crossing:
   reason: str = ""  # why there is no rate, or no interpolation
 
 
+def sustains(row: Row, target_s: float) -> bool:
+  """Whether a point is sustained for a target."""
+  point = case.Point(
+    rate_rps=row["rate_rps"],
+    ttft_mean_s=math.inf if row["ttft_mean_s"] is None else row["ttft_mean_s"],
+    given_up=False,
+    drain_s=row["drain_s"],
+    span_s=row["arrival_span_s"],
+    lost=row["lost"],
+    summary={},
+  )
+  return point.sustains(target_s)
+
+
 def find(rows: Sequence[Row], target_s: float) -> Crossing:
   """The crossing of one system's points of one repeat.
 
@@ -40,7 +54,7 @@ def find(rows: Sequence[Row], target_s: float) -> Crossing:
     target_s: T*.
   """
   rows = sorted(rows, key=lambda row: row["rate_rps"])
-  good = [row for row in rows if _point(row).sustains(target_s)]
+  good = [row for row in rows if sustains(row, target_s)]
   if not good:
     low = rows[0]
     return Crossing(reason=f"not sustained at {low['rate_rps']:g} requests/s, the lowest rate")
@@ -121,7 +135,7 @@ def _row(
     "interpolated": bool(known) and all(c.interpolated for c in known),
     "bracket": [min(b[0] for b in brackets), max(b[1] for b in brackets)] if brackets else None,
     "widest_bracket": widest,
-    "bracket_is_close": None if widest is None else widest <= BRACKET * (1 + 1e-9),
+    "bracket_is_close": None if widest is None else widest <= BRACKET * 1.01,
     "repeats": len(known),
     "reason": "; ".join(
       f"repeat {repeat}: {c.reason}" for repeat, c in crossings.items() if c.reason
@@ -149,18 +163,6 @@ def _ratios(mine: Mapping[Any, Crossing], base: Mapping[Any, Crossing]) -> list[
     if value is not None and other:
       ratios.append(value / other)
   return ratios
-
-
-def _point(row: Row) -> case.Point:
-  return case.Point(
-    rate_rps=row["rate_rps"],
-    ttft_mean_s=math.inf if row["ttft_mean_s"] is None else row["ttft_mean_s"],
-    given_up=False,
-    drain_s=row["drain_s"],
-    span_s=row["arrival_span_s"],
-    lost=row["lost"],
-    summary={},
-  )
 
 
 def _between(low: float | None, high: float | None, share: float) -> float | None:

@@ -3,7 +3,8 @@ import json
 
 import pytest
 
-from experiments import flags, throughput, throughput_table
+from experiments import flags, throughput, throughput_plan, throughput_table
+from experiments.sweeps import rate_search
 
 _TINY = [
   "--model=tiny",
@@ -118,6 +119,26 @@ def test_limits_of_time(tmp_path, capsys):
   assert summary["not_reached"] == ["vllm_lmcache_like@8 at 1000 requests/s, repeat 0"]
 
 
+@pytest.mark.slow
+def test_a_search_brackets_the_target_and_goes_on_where_it_was(tmp_path, capsys):
+  out = tmp_path / "run"
+  search = [
+    "--systems=vllm_lmcache_like@8", "--rates=vllm_lmcache_like@8:auto:100",
+    "--initial_cache=cold", "--targets=2",
+  ]  # fmt: skip
+  summary, rows = _run(capsys, out, *search)
+  assert summary["not_reached"] == []
+  rates = [row["rate_rps"] for row in rows]
+  assert rates[0] == 100
+  assert len(rates) > 1
+  target_s = 2 * summary["t_ref_s"]
+  assert rate_search.next_rate(rows, 100, target_s) is None
+  before = (out / "points.jsonl").read_text()
+  summary, _ = _run(capsys, out, *search)
+  assert (out / "points.jsonl").read_text() == before
+  assert summary["t_ref_s"] is None  # nothing was left to measure
+
+
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
@@ -130,6 +151,9 @@ def test_limits_of_time(tmp_path, capsys):
     (["--systems=strata", "--rates=other:3"], r"--rates: expected SYSTEM:RATE.*got 'other:3'"),
     (["--systems=strata", "--rates=strata:x"], r"--rates: expected numbers > 0 behind strata"),
     (["--systems=strata", "--rates=strata:0"], r"--rates: expected numbers > 0 behind strata"),
+    (["--systems=strata", "--rates=strata:auto:2:3"], r"--rates: expected .* auto and one number"),
+    (["--systems=strata", "--rates=strata:auto"], r"--rates: expected numbers > 0 behind strata"),
+    ([*_TWO, "--targets=0"], r"--targets: expected numbers > 0"),
     (["--systems=strata", "--rates=strata"], r"--rates: expected numbers > 0 behind strata"),
     ([*_TWO, "--repeats=0"], r"--repeats: expected an integer >= 1, got 0"),
     ([*_TWO, "--model=big"], r"--model: expected one of llama31_8b"),
@@ -163,3 +187,44 @@ def test_tables_want_points_of_one_config(tmp_path):
   args = throughput_table.FLAGS.parse(runs)
   with pytest.raises(flags.UsageError, match="--runs: expected folders of one config"):
     throughput_table.main(args)
+
+
+def test_every_repeat_begins_with_another_system_and_searches_start_where_the_last_one_ended():
+  found = throughput_plan.contenders(
+    ("strata@16", "hicache_paper", "strata"),
+    ("strata@16:auto:20", "hicache_paper:5:4", "strata:9"),
+  )
+  assert [c.system.page_size for c in found] == [16, 32, 1]
+  assert [c.label for c, _ in throughput_plan.order(found, 2)] == [
+    "strata@16", "hicache_paper", "strata", "hicache_paper", "strata", "strata@16"
+  ]  # fmt: skip
+  rates = [p.rate_rps for p in throughput_plan.points(found[1], 0, [], [1.0])]
+  assert rates == [4.0, 5.0]
+  rows = []
+
+  def add(rate, ttft):
+    rows.append(
+      {
+        "system": "strata@16", "repeat": 0, "rate_rps": rate, "ttft_mean_s": ttft, "drain_s": 0.0,
+        "arrival_span_s": 9.0, "lost": 0,
+      }
+    )  # fmt: skip
+
+  asked = []
+  for point in throughput_plan.points(found[0], 0, rows, [1.0]):
+    asked.append(point.rate_rps)
+    add(point.rate_rps, 0.5 if point.rate_rps < 26 else 1.5)
+  assert asked == [20.0, 25.0, 31.2]
+  assert next(throughput_plan.points(found[0], 1, rows, [1.0])).rate_rps == 25.0
+  assert len(list(throughput_plan.points(found[0], 1, rows, [1.0]))) == 1  # not measured: no more
+
+
+def test_points_have_tokens_of_their_own():
+  first = throughput_plan.Point(label="a", rate_rps=4.0, repeat=0)
+  assert first.seed == throughput_plan.Point(label="a", rate_rps=4.0, repeat=0).seed
+  others = [
+    throughput_plan.Point(label="b", rate_rps=4.0, repeat=0),
+    throughput_plan.Point(label="a", rate_rps=5.0, repeat=0),
+    throughput_plan.Point(label="a", rate_rps=4.0, repeat=1),
+  ]
+  assert len({first.seed, *(point.seed for point in others)}) == 4
