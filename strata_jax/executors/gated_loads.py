@@ -1,12 +1,15 @@
 """Loads by the CUDA driver beside the compute: each layer is gated on its own copies.
 
-The copies run on a stream of their own. Before the compute of layer l a small program is launched,
-which XLA hands its stream to while it is being enqueued: there the copies of layer l + 1 are
-submitted, and the stream is made to wait for those of layer l.
+The copies run on a stream of their own. A thread submits them, all layers in a row, since the
+driver takes longer over a loop of copies than the device over a layer. Before the compute of layer
+l a small program is launched, which XLA hands its stream to while it is being enqueued: there the
+stream is made to wait for the copies of layer l, once they have been submitted.
 """
 
 import queue
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -53,29 +56,31 @@ class GatedLoads:
     ]
     self._actions: queue.SimpleQueue[Callable[[int], None]] = queue.SimpleQueue()
     self._program = jax.jit(self._gated, donate_argnums=0)
+    jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+    self._jobs = jobs
+    threading.Thread(target=_work, args=(jobs,), daemon=True).start()
+    weakref.finalize(self, jobs.put, None)
 
   def begin(self, host_slots: np.ndarray, device_slots: np.ndarray) -> Gate:
     """The gate of one load, int32 [pages] both; to be called for every layer, in order."""
-    parts = np.arange(self._parts)
-    in_pool = (device_slots.astype(np.int64)[:, None] * self._parts + parts).reshape(-1)
-    first = host_slots.astype(np.int64) * self._layers
+    submitted: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()  # a layer each
 
-    def submit(layer: int) -> None:
-      in_host = ((first + layer)[:, None] * self._parts + parts).reshape(-1)
-      copies = cuda_copies.Copies(
-        targets=cuda_copies.addresses(self._device_at[layer], in_pool, self._size_bytes),
-        sources=cuda_copies.addresses(self._host_at, in_host, self._size_bytes),
-        size_bytes=self._size_bytes,
-      )
-      self._submit(copies, self._side.stream)
-      self._call("cudaEventRecord", self._events[layer], self._side.stream)
+    def submit() -> None:
+      try:
+        for layer, copies in enumerate(self._copies(host_slots, device_slots)):
+          self._submit(copies, self._side.stream)
+          self._call("cudaEventRecord", self._events[layer], self._side.stream)
+          submitted.put(None)
+      except BaseException as error:  # whoever waits for a layer must hear of it
+        submitted.put(error)
 
     def act(layer: int, stream: int) -> None:
       if layer == 0:  # the pages that are written may still be read, those read just be written
         self._side.wait_for(stream)
-        submit(0)
-      if layer + 1 < self._layers:
-        submit(layer + 1)
+        self._jobs.put(submit)
+      error = submitted.get()
+      if error is not None:
+        raise error
       self._call("cudaStreamWaitEvent", stream, self._events[layer], 0)
 
     def gate(layer: int, pool: jax.Array) -> jax.Array:
@@ -83,6 +88,21 @@ class GatedLoads:
       return self._program(pool)
 
     return gate
+
+  def _copies(
+    self, host_slots: np.ndarray, device_slots: np.ndarray
+  ) -> Iterator[cuda_copies.Copies]:
+    """Those of each layer."""
+    parts = np.arange(self._parts)
+    in_pool = (device_slots.astype(np.int64)[:, None] * self._parts + parts).reshape(-1)
+    first = host_slots.astype(np.int64) * self._layers
+    for layer, pool_at in enumerate(self._device_at):
+      in_host = ((first + layer)[:, None] * self._parts + parts).reshape(-1)
+      yield cuda_copies.Copies(
+        targets=cuda_copies.addresses(pool_at, in_pool, self._size_bytes),
+        sources=cuda_copies.addresses(self._host_at, in_host, self._size_bytes),
+        size_bytes=self._size_bytes,
+      )
 
   def warm(self, pool: jax.Array) -> jax.Array:
     """Compiles the gate; the pool is donated."""
@@ -106,3 +126,9 @@ class GatedLoads:
     if int(code):
       raise RuntimeError(f"{name}: CUDA error {int(code)}")
     return results
+
+
+def _work(jobs: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+  while (job := jobs.get()) is not None:
+    job()
+    del job  # nothing stays alive while there is nothing to do

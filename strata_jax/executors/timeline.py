@@ -81,8 +81,7 @@ class CostTimeline:
       done[backup.transfer_id] = end_s
       if backup.evicts:  # its device slots are written by this step
         begin_s = max(begin_s, end_s)
-      held_s = self._executor.backups_hold_compute * (end_s - start_s)
-      self._hold_s = max(self._hold_s, now_s) + held_s
+      self._hold_s = max(self._hold_s, now_s) + self.costs.backup_hold_s(pages)
     held_s = max(0.0, self._hold_s - begin_s)
     parked = set(work.parked_loads)
     for group in (
