@@ -77,18 +77,14 @@ def calibrate(steps: Steps, base: Profile, io: IoConfig, *, min_steps: int = 20)
   found = Found(base)
   _fit_gap(found, steps)
   costs = CostModel(base, io)
-  backup_s = lambda some: np.array(
-    [costs.backup_s(count) for count in some.backup_tokens / io.page_size]
-  )
+  token_s = costs.token_bytes() / costs.backup_rate if costs.backup_rate else 0.0
+  backup_s = lambda some: token_s * some.backup_tokens
   decode_base_s = _fit_decode(found, decode, backup_s(decode))
   fewer = prefill.thinned(_MOST_STEPS)
   _fit_prefill(found, fewer, backup_s(fewer), decode_base_s)
-  for _ in range(2):  # loads may wait for backups, whose latency is that of loads
-    costs = CostModel(found.profile, io)
-    _fit_backups(found, quiet, io, backup_s(quiet))
-    if loads_wanted:
-      beside.fit_loads(found, steps, io, min_steps)
+  _fit_backups(found, quiet, io, backup_s(quiet))
   if loads_wanted:
+    beside.fit_loads(found, steps, io, min_steps)
     beside.fit_beside(found, steps, io, min_steps)
   profile = found.profile
   return Calibration(
@@ -285,7 +281,6 @@ def _residuals(
   steps: Steps, decode: Steps, prefill: Steps, profile: Profile, io: IoConfig, loads: bool
 ) -> dict[str, Residual]:
   costs = CostModel(profile, io)
-  hold = profile.executor.backups_hold_compute
   found = {}
 
   def add(kind: str, predicted: np.ndarray, measured: np.ndarray) -> None:
@@ -294,9 +289,7 @@ def _residuals(
       bias = float(predicted.sum() / measured.sum() - 1)
       found[kind] = Residual(steps=len(measured), median_error=float(np.median(error)), bias=bias)
 
-  backup_s = lambda some: (
-    hold * np.array([costs.backup_s(n) for n in some.backup_tokens / io.page_size])
-  )
+  backup_s = lambda some: beside.seconds(costs.backup_hold_s, some.backup_tokens, costs)
   _, decode_s = beside.predict(decode, costs)
   alone = np.where(decode.has_prefill, 0.0, backup_s(decode))
   add("decode", decode_s + alone, decode.decode_s)

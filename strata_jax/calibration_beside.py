@@ -4,7 +4,8 @@ The arithmetic of `executors.timeline`, for many steps at once: times are second
 each step. Loads begin behind those of earlier launches; a prefill waits layer by layer for its own.
 """
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from strata_jax.cost_model import CostModel, IoConfig
 _MOST_STEPS = 250
 _LOADING = 0.7  # a load counts where the compute beside it takes at most this share of its time
 _MOST_SLOWDOWN, _MOST_GATE_S = 4.0, 2e-3
+_TOLD = 1e-4  # by how much an error must grow with another value
 _BETTER = 0.98  # how much smaller the loss must be for compute to wait for loads
 
 
@@ -34,26 +36,28 @@ def predict(steps: Steps, costs: CostModel) -> tuple[np.ndarray, np.ndarray]:
 def fit_loads(found: Found, steps: Steps, io: IoConfig, min_steps: int) -> None:
   """Latency and rate, from loads that compute does not pace."""
   costs = CostModel(found.profile, io)
-  seconds, tokens = _pure_loads(steps, costs)
+  measured_s, tokens = _pure_loads(steps, costs)
   size_bytes = tokens * costs.token_bytes()
   keys = ("hardware.transfer_latency_s", f"load.{io.load_backend}")
-  if len(seconds) < min_steps:
-    why = f"only {len(seconds)} of {len(steps.loads.tokens)} launches took longer than the compute"
+  if len(measured_s) < min_steps:
+    why = (
+      f"only {len(measured_s)} of {len(steps.loads.tokens)} launches took longer than the compute"
+    )
     for key in keys:
       found.keep(key, why + " beside them")
     return
   varies = size_bytes.std() > 0.01 * size_bytes.mean()
   latency_s = 0.0 if varies else found.profile.hardware.transfer_latency_s
-  columns = np.stack([np.full(len(seconds), float(varies)), size_bytes], axis=1)
-  fitted_s, byte_s = least_absolute.fit(columns, seconds - latency_s, seconds)
+  columns = np.stack([np.full(len(measured_s), float(varies)), size_bytes], axis=1)
+  fitted_s, byte_s = least_absolute.fit(columns, measured_s - latency_s, measured_s)
   if varies:
-    found.put(keys[0], float(fitted_s), len(seconds))
+    found.put(keys[0], float(fitted_s), len(measured_s))
   else:
     found.keep(keys[0], "all loads were of one size")
   if byte_s <= 0:
     found.keep(keys[1], "larger loads took no longer")
     return
-  found.put_load_rate(1.0 / float(byte_s), io, len(seconds))
+  found.put_load_rate(1.0 / float(byte_s), io, len(measured_s))
 
 
 def fit_beside(found: Found, steps: Steps, io: IoConfig, min_steps: int) -> None:
@@ -65,49 +69,76 @@ def fit_beside(found: Found, steps: Steps, io: IoConfig, min_steps: int) -> None
   prefill = steps.take(steps.has_loads & steps.has_prefill & ~steps.disturbed).thinned(_MOST_STEPS)
   decode = _decode_beside(steps, costs).thinned(_MOST_STEPS)
   base, usual_gate_s = found.profile.interference[kind], found.profile.hardware.gate_s
-  enough_prefill = len(prefill.started_s) >= min_steps
-  enough_decode = len(decode.started_s) >= min_steps
-  tries = []
-  for hold in (False, True):
-    losses, gate_s, prefill_slow, decode_slow = [], usual_gate_s, base.prefill, base.decode
-    if enough_prefill:
-      one = Beside(prefill, costs)
-      loss, gate_s, prefill_slow = _search(one, hold, usual_gate_s, base.prefill)
-      losses += [loss] * len(prefill.started_s)
-    if enough_decode:
-      one = Beside(decode, costs)
-      error = lambda slow, one=one, hold=hold: (
-        _relative(one.decode_s(slow, hold), decode.decode_s) + 1e-6 * abs(slow - base.decode)
-      )
-      decode_slow, loss = least_absolute.minimize(error, 0.0, _MOST_SLOWDOWN)
-      losses += [loss] * len(decode.started_s)
-    if losses:
-      tries.append((float(np.mean(losses)), float(hold), gate_s, prefill_slow, decode_slow))
   keys = ("hardware.gate_s", f"interference.{kind}.prefill", f"interference.{kind}.decode")
-  if not tries:
-    for key in (*keys, "executor.loads_hold_compute"):
-      found.keep(key, f"fewer than {min_steps} steps beside loads")
-    return
+  usual = (usual_gate_s, base.prefill, base.decode)
+  counts = (len(prefill.started_s), len(prefill.started_s), len(decode.started_s))
+  tries = [_try(prefill, decode, costs, usual, min_steps, hold=hold) for hold in (False, True)]
   free, held = tries
-  _, hold, *values = held if held[0] < _BETTER * free[0] - 1e-6 else free
-  found.put("executor.loads_hold_compute", hold, len(prefill.started_s) + len(decode.started_s))
-  for key, value, some, enough in (
-    (keys[0], values[0], prefill, enough_prefill),
-    (keys[1], values[1], prefill, enough_prefill),
-    (keys[2], values[2], decode, enough_decode),
-  ):
-    if enough:
-      found.put(key, value, len(some.started_s))
+  if free.loss is None or held.loss is None:
+    found.keep("executor.loads_hold_compute", f"fewer than {min_steps} steps beside loads")
+  else:
+    chosen = held if held.loss < _BETTER * free.loss - 1e-6 else free
+    found.put("executor.loads_hold_compute", float(chosen is held), counts[0] + counts[2])
+    free = chosen
+  for key, count, value, told in zip(keys, counts, free.values, free.told, strict=True):
+    if count < min_steps:
+      found.keep(key, f"only {count} such steps beside loads")
+    elif not told:
+      found.keep(key, f"the times of {count} steps beside loads do not depend on it")
     else:
-      found.keep(key, f"only {len(some.started_s)} such steps beside loads")
+      found.put(key, value, count)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Try:
+  """A fit of gate, slowdown of prefill and of decode, and whether the steps tell them."""
+
+  loss: float | None
+  values: tuple[float, float, float]
+  told: tuple[bool, bool, bool]
+
+
+def _try(
+  prefill: Steps, decode: Steps, costs: CostModel, usual: tuple[float, float, float],
+  min_steps: int, *, hold: bool,
+) -> _Try:  # fmt: skip
+  gate_s, prefill_slow, decode_slow = usual
+  losses: list[float] = []
+  told = [False, False, False]
+  if len(prefill.started_s) >= min_steps:
+    one = Beside(prefill, costs)
+    at = lambda gate_s, slow: _relative(one.prefill_s(gate_s, slow, hold), prefill.prefill_s)
+    gate_s, prefill_slow = _search(at, usual[0], usual[1])
+    loss = at(gate_s, prefill_slow)
+    told[0] = _is_told(lambda x: at(x, prefill_slow), gate_s, usual[0], 1e-5, loss)
+    told[1] = _is_told(lambda x: at(gate_s, x), prefill_slow, usual[1], 0.05, loss)
+    losses += [loss] * len(prefill.started_s)
+  if len(decode.started_s) >= min_steps:
+    two = Beside(decode, costs)
+    error = lambda slow: _relative(two.decode_s(slow, hold), decode.decode_s)
+    near = lambda slow: error(slow) + 1e-6 * abs(slow - usual[2])
+    decode_slow, _ = least_absolute.minimize(near, 0.0, _MOST_SLOWDOWN)
+    loss = error(decode_slow)
+    told[2] = _is_told(error, decode_slow, usual[2], 0.05, loss)
+    losses += [loss] * len(decode.started_s)
+  return _Try(
+    loss=float(np.mean(losses)) if losses else None,
+    values=(gate_s, prefill_slow, decode_slow), told=(told[0], told[1], told[2]),
+  )  # fmt: skip
+
+
+def _is_told(
+  error: Callable[[float], float], value: float, usual: float, step: float, loss: float
+) -> bool:
+  """Whether another value would be worse."""
+  return max(error(usual), error(1.5 * value + step)) - loss > _TOLD
 
 
 def residuals(steps: Steps, costs: CostModel) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
   """Kind, predicted and measured seconds of what `fit_loads` and `fit_beside` look at."""
   profile, hold = costs.profile, bool(costs.profile.executor.loads_hold_compute)
-  seconds, tokens = _pure_loads(steps, costs)
-  pages = tokens / costs.io.page_size
-  yield "loads", np.array([costs.load_s(count) for count in pages]), seconds
+  measured_s, tokens = _pure_loads(steps, costs)
+  yield "loads", seconds(costs.load_s, tokens, costs), measured_s
   prefill = steps.take(steps.has_loads & steps.has_prefill & ~steps.disturbed)
   slow = costs.interference
   predicted = Beside(prefill, costs).prefill_s(profile.hardware.gate_s, slow.prefill, hold)
@@ -127,16 +158,11 @@ class Beside:
     self._layer_s = np.array([costs.prefill_layer_s(one) if one else 0.0 for one in steps.chunks])
     self._tail_s = np.array([costs.prefill_tail_s(len(one)) for one in steps.chunks])
     _, self._decode_s = predict(steps, costs)
-    share = costs.profile.executor.backups_hold_compute
-    self._begin_s = share * _seconds(costs.backup_s, steps.backup_tokens, costs)
+    self._begin_s = seconds(costs.backup_hold_s, steps.backup_tokens, costs)
     self._own = steps.load_tokens > 0
     self._own_start_s = np.maximum(self._begin_s, steps.busy_s)
-    self._own_end_s = self._own_start_s + _seconds(costs.load_s, steps.load_tokens, costs)
+    self._own_end_s = self._own_start_s + seconds(costs.load_s, steps.load_tokens, costs)
     self._busy_until_s = np.where(self._own, self._own_end_s, steps.busy_s)
-
-  @property
-  def measured_prefill_s(self) -> np.ndarray:
-    return self._steps.prefill_s
 
   def prefill_s(self, gate_s: float, slowdown: float, hold: bool) -> np.ndarray:
     """Wall time of the prefill parts."""
@@ -184,50 +210,50 @@ def _pure_loads(steps: Steps, costs: CostModel) -> tuple[np.ndarray, np.ndarray]
   """Seconds on the link and tokens of launches whose compute is short beside the load."""
   loads, executor = steps.loads, costs.profile.executor
   compute_s = np.sum(predict(steps, costs), axis=0)
-  backup_s = _seconds(costs.backup_s, steps.backup_tokens, costs)
+  held_s = seconds(costs.backup_hold_s, steps.backup_tokens, costs)
   alone = loads.step < 0
   at = np.where(alone, 0, loads.step)
-  compute_s, backup_s = (np.where(alone, 0.0, values[at]) for values in (compute_s, backup_s))
+  compute_s, held_s = (np.where(alone, 0.0, values[at]) for values in (compute_s, held_s))
   # Steps start a gap after the decision; launches without compute are noted as they are decided.
-  lag_s = np.where(alone, executor.step_gap_s, executor.backups_hold_compute * backup_s)
+  lag_s = np.where(alone, executor.step_gap_s, held_s)
   waited_s = np.maximum(loads.after_s - loads.started_s, 0.0)
-  seconds = loads.seconds - np.maximum(lag_s - waited_s, 0.0)
+  loading_s = loads.seconds - np.maximum(lag_s - waited_s, 0.0)
   paced = costs.io.overlap == "layer"  # layer by layer a load may have to wait for the compute
-  taken = (seconds > 0) & (compute_s <= (_LOADING if paced else np.inf) * seconds)
-  return seconds[taken], loads.tokens[taken]
+  taken = (loading_s > 0) & (compute_s <= (_LOADING if paced else np.inf) * loading_s)
+  return loading_s[taken], loads.tokens[taken]
 
 
 def _decode_beside(steps: Steps, costs: CostModel) -> Steps:
   """Steps whose decode part begins while loads run."""
-  own_end_s = steps.busy_s + _seconds(costs.load_s, steps.load_tokens, costs)
+  own_end_s = steps.busy_s + seconds(costs.load_s, steps.load_tokens, costs)
   begins_s = np.where(steps.has_prefill, steps.prefill_s, 0.0)
   beside = steps.has_decode & (steps.decode_steps > 0) & (own_end_s > begins_s)
   return steps.take(beside & steps.has_loads & ~steps.disturbed)
 
 
 def _search(
-  steps: Beside, hold: bool, usual_gate_s: float, usual_slowdown: float
-) -> tuple[float, float, float]:
-  """Loss, gate and slowdown of prefill steps."""
-  measured_s = steps.measured_prefill_s
+  error: Callable[[float, float], float], usual_gate_s: float, usual_slowdown: float
+) -> tuple[float, float]:
+  """The gate and the slowdown with the smallest error; the usual ones where it is the same."""
 
   def at(gate_s: float) -> tuple[float, float]:
-    error = lambda slow: (
-      _relative(steps.prefill_s(gate_s, slow, hold), measured_s)
+    near = lambda slow: (
+      error(gate_s, slow)
       + 1e-6 * (abs(slow - usual_slowdown) + abs(gate_s - usual_gate_s) / _MOST_GATE_S)
     )
-    return least_absolute.minimize(error, 0.0, _MOST_SLOWDOWN, grid=9, rounds=20)
+    return least_absolute.minimize(near, 0.0, _MOST_SLOWDOWN, grid=9, rounds=20)
 
   # Gates differ by orders of magnitude: searched by their square root.
-  root, loss = least_absolute.minimize(
+  root, _ = least_absolute.minimize(
     lambda root: at(root * root)[1], 0.0, _MOST_GATE_S**0.5, grid=8, rounds=16
   )
-  return loss, root * root, at(root * root)[0]
+  return root * root, at(root * root)[0]
 
 
 def _relative(predicted: np.ndarray, measured: np.ndarray) -> float:
   return float(np.mean(np.abs(predicted - measured) / np.maximum(measured, 1e-9)))
 
 
-def _seconds(cost, tokens: np.ndarray, costs: CostModel) -> np.ndarray:
+def seconds(cost: Callable[[int], float], tokens: np.ndarray, costs: CostModel) -> np.ndarray:
+  """The cost of so many pages, for tokens float64 [steps]."""
   return np.array([cost(count) for count in tokens / costs.io.page_size])

@@ -131,8 +131,12 @@ class CostModel:
   def backup_s(self, pages: int) -> float:
     if not pages:
       return 0.0
-    latency_s = self.profile.hardware.transfer_latency_s
-    return latency_s + pages * self._page_bytes() / self.backup_rate
+    return self.profile.hardware.transfer_latency_s + pages * self._page_bytes() / self.backup_rate
+
+  def backup_hold_s(self, pages: int) -> float:
+    """How long a step waits for its backups."""
+    share = self._executor.backups_hold_compute
+    return share * pages * self._page_bytes() / self.backup_rate if share else 0.0
 
   def costs(self) -> Costs:
     """What a policy may know: linear costs of a token."""

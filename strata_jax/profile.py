@@ -91,7 +91,7 @@ class ExecutorCosts:
   decode_request_s: float = 0.0  # of each request in a decode step
   chunks_apart: float = 0.0  # 1: each chunk is a pass of its own, which reads the weights
   loads_hold_compute: float = 0.0  # 1: compute waits for every load launched before or with it
-  backups_hold_compute: float = 0.0  # share of a step's backups that its loads and compute wait for
+  backups_hold_compute: float = 0.0  # share of its backups' time that a step waits for
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

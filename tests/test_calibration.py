@@ -1,0 +1,365 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from strata_jax import calibrated_profile, calibration, calibration_steps, least_absolute, systems
+from strata_jax import profile as profiles
+from strata_jax import simulation as sim
+from strata_jax.cost_model import CostModel
+from strata_jax.executors.protocol import BackupWork, LoadWork, PrefillWork, StepWork
+from strata_jax.executors.timeline import CostTimeline
+from strata_jax.profile import ExecutorCosts
+from strata_jax.workloads import arrivals, synthetic
+
+BASE = profiles.load("h200_llama31_8b")
+SHAPE = dataclasses.replace(
+  synthetic.LOOGLE, name="small", contexts=14, queries=420, mean_input_tokens=9000,
+  mean_question_tokens=60,
+)  # fmt: skip
+FREE = ExecutorCosts(step_gap_s=1.5e-3, chunk_overhead_s=1e-3, decode_request_s=6e-5)
+HELD = dataclasses.replace(FREE, chunks_apart=1.0, loads_hold_compute=1.0, backups_hold_compute=0.6)
+
+
+def perturbed(executor):
+  """A machine that differs from the base in everything that can be fitted."""
+  hardware, load = BASE.hardware, BASE.load
+  slower = lambda table: profiles.RateTable(points=tuple((x, 0.8 * y) for x, y in table.points))
+  return dataclasses.replace(
+    BASE,
+    hardware=dataclasses.replace(
+      hardware,
+      matmul_efficiency=0.6,
+      attention_flops=0.7 * hardware.attention_flops,
+      attention_read_bytes_per_s=0.6 * hardware.attention_read_bytes_per_s,
+      weight_read_bytes_per_s=0.7 * hardware.weight_read_bytes_per_s,
+      pass_overhead_s=2e-3,
+      gate_s=1e-4,
+      transfer_latency_s=2e-4,
+    ),
+    load=dataclasses.replace(
+      load,
+      kernel={blocks: slower(table) for blocks, table in load.kernel.items()},
+      copies={name: slower(table) for name, table in load.copies.items()},
+    ),
+    interference={
+      kind: profiles.Interference(prefill=0.3, decode=0.4) for kind in BASE.interference
+    },
+    executor=executor,
+  )
+
+
+def system(name):
+  return dataclasses.replace(systems.system(name), page_size=16)
+
+
+def run_steps(name, machine, rate=15.0):
+  workload = arrivals.poisson(synthetic.documents(SHAPE), rate, 0)
+  run = sim.simulate(
+    workload, machine, system(name), whole_decodes=True,
+    pools=sim.PoolSizes(device_tokens=60_000, host_tokens=200_000),
+  )  # fmt: skip
+  return [row._asdict() for row in run.result.steps]
+
+
+def truth(machine, name):
+  """The fitted keys of a machine, with its numbers."""
+  io = sim.io_config(system(name))
+  kind = "kernel" if io.load_backend == "kernel" else "copy"
+  key = "load.kernel.2" if kind == "kernel" else f"load.{io.load_backend}"
+  slow = machine.interference[kind]
+  return {
+    **{f"hardware.{field}": getattr(machine.hardware, field) for field in (
+      "matmul_efficiency", "attention_flops", "attention_read_bytes_per_s",
+      "weight_read_bytes_per_s", "pass_overhead_s", "gate_s", "transfer_latency_s")},
+    **{f"executor.{key}": value for key, value in dataclasses.asdict(machine.executor).items()},
+    f"interference.{kind}.prefill": slow.prefill,
+    f"interference.{kind}.decode": slow.decode,
+    key: CostModel(machine, io).load_rate / 1e9,
+  }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows():
+  cache = {}
+
+  def get(name, executor):
+    if (name, executor) not in cache:
+      cache[name, executor] = run_steps(name, perturbed(executor))
+    return cache[name, executor]
+
+  return get
+
+
+@pytest.fixture(scope="module")
+def fits(rows):
+  cache = {}
+
+  def get(name, executor):
+    if (name, executor) not in cache:
+      cache[name, executor] = fit(rows(name, executor), name)
+    return cache[name, executor]
+
+  return get
+
+
+def fit(rows, name, **options):
+  return calibration.calibrate(
+    calibration_steps.read(rows, "steps.jsonl"), BASE, sim.io_config(system(name)), **options
+  )
+
+
+@pytest.mark.parametrize(
+  ("name", "executor", "untold"),
+  [
+    ("strata", FREE, set()),
+    ("strata", HELD, set()),
+    # First come, first served: every load is over before a decode step begins. Its slow copies
+    # hide the compute beside them.
+    ("hicache_paper", FREE, {"interference.copy.prefill", "interference.copy.decode"}),
+  ],
+)
+def test_perturbed_numbers_are_found_again(fits, name, executor, untold):
+  found = fits(name, executor)
+  expected = truth(perturbed(executor), name)
+  assert set(found.kept) == untold
+  for key in expected.keys() - untold:
+    got = found.fitted[key].value
+    assert got == pytest.approx(expected[key], rel=0.02, abs=1e-6), key
+  assert max(one.median_error for one in found.residuals.values()) < 0.005
+
+
+def with_noise(rows, share, outliers, seed=0):
+  """Rows whose times are off: all a little, some by a factor."""
+  rng = np.random.default_rng(seed)
+
+  def factor():
+    odd = rng.random() < outliers
+    return float(np.exp(share * rng.standard_normal())) * (4.0 if odd else 1.0)
+
+  result = []
+  for row in rows:
+    prefill_s, decode_s = (
+      row["prefill_end_s"] - row["started_s"],
+      row["ended_s"] - row["prefill_end_s"],
+    )
+    prefill_end_s = row["started_s"] + prefill_s * factor()
+    changed = {"prefill_end_s": prefill_end_s, "ended_s": prefill_end_s + decode_s * factor()}
+    changed["host_gap_s"] = 1.5e-3 * factor() if row["decode_requests"] else None
+    result.append({**row, **changed})
+  return result
+
+
+def test_noise_and_outliers_do_not_bend_what_the_profile_predicts(rows):
+  found = fit(with_noise(rows("strata", HELD), 0.03, 0.03), "strata")
+  expected = truth(perturbed(HELD), "strata")
+  for key in (
+    "hardware.attention_flops", "hardware.weight_read_bytes_per_s", "load.kernel.2",
+    "executor.loads_hold_compute", "executor.chunks_apart", "executor.step_gap_s",
+  ):  # fmt: skip
+    # Outliers among gaps are real waiting: they stay in the mean.
+    rel = 0.12 if key == "executor.step_gap_s" else 0.05
+    assert found.fitted[key].value == pytest.approx(expected[key], rel=rel), key
+  io = sim.io_config(system("strata"))
+  fitted, true = (CostModel(p, io) for p in (found.profile, perturbed(HELD)))
+  for chunks in ([(50, 9000)], [(50, 9000), (70, 4000), (30, 12000)], [(8192, 0)]):
+    assert fitted.prefill_s(chunks) == pytest.approx(true.prefill_s(chunks), rel=0.05)
+  for requests in (1, 8, 32):
+    expected_s = true.decode_step_s(requests, 9000 * requests)
+    assert fitted.decode_step_s(requests, 9000 * requests) == pytest.approx(expected_s, rel=0.05)
+
+
+def test_the_base_is_found_in_its_own_steps():
+  found = fit(run_steps("strata", BASE), "strata")
+  for value in dataclasses.asdict(found.profile.executor).values():
+    assert value == pytest.approx(0.0, abs=1e-6)
+  assert found.profile.hardware.weight_read_bytes_per_s == pytest.approx(3.6e12, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+  ("keep", "message"),
+  [
+    (lambda row: not row["decode_requests"], "decode steps without loads beside them, got 0"),
+    (lambda row: not row["prefill_requests"], "prefill steps without loads beside them, got 0"),
+    (lambda row: not row["load_tokens"], "launches with loads, got 0"),
+  ],
+)
+def test_too_few_steps_of_a_kind_are_refused(rows, keep, message):
+  some = [row for row in rows("strata", FREE) if keep(row)]
+  with pytest.raises(ValueError, match=f"expected at least 20 {message}"):
+    fit(some, "strata")
+
+
+def test_rows_of_another_version_are_refused(rows):
+  old = [{k: v for k, v in row.items() if k != "prefill_chunks"} for row in rows("strata", FREE)]
+  message = r"old/steps\.jsonl, row 0: expected the field 'prefill_chunks', got none"
+  with pytest.raises(ValueError, match=message):
+    calibration_steps.read(old, "old/steps.jsonl")
+  with pytest.raises(ValueError, match="expected rows of steps"):
+    calibration_steps.read([], "x")
+
+
+@pytest.mark.parametrize("name", ["h200_llama31_70b_tp4", "h200_deepseek_v3_tp8"])
+def test_other_kinds_of_profiles_are_refused(rows, name):
+  steps = calibration_steps.read(rows("strata", FREE), "x")
+  with pytest.raises(ValueError, match="expected one device and a dense model"):
+    calibration.calibrate(steps, profiles.load(name), sim.io_config(system("strata")))
+
+
+def test_the_written_profile_is_the_fitted_one(fits, tmp_path):
+  found = fits("strata", HELD)
+  written = calibrated_profile.write(
+    found, base="h200_llama31_8b", name="mine", out=tmp_path, source="run X, commit Y"
+  )
+  assert written == "mine_llama31_8b"
+  loaded = sim.find_profile("mine", "llama31_8b", tmp_path)
+  for part in ("hardware", "executor", "load", "backup", "storage", "model"):
+    assert getattr(loaded, part) == getattr(found.profile, part), part
+  assert loaded.interference == found.profile.interference
+  for key, leaf in loaded.sources.items():
+    if key in found.fitted:
+      assert leaf["kind"] == "measured"
+      assert "run X, commit Y" in leaf["source"]
+    else:
+      assert leaf == BASE.sources[key]
+  text = (tmp_path / "hardware_mine.json").read_text()
+  assert json.loads(text)["load"]["kernel"]["2"]["source"].count("its other points, measured") == 1
+
+
+@pytest.mark.parametrize("name", ["", "h200", "a/b"])
+def test_names_that_would_overwrite_are_refused(fits, tmp_path, name):
+  found = fits("strata", FREE)
+  with pytest.raises(ValueError, match="name: expected the name of a new machine"):
+    calibrated_profile.write(
+      found, base="h200_llama31_8b", name=name, out=tmp_path, source="x",
+    )  # fmt: skip
+
+
+# What an executor adds, in the cost model and on the timeline
+
+
+def timeline(**executor):
+  machine = dataclasses.replace(BASE, executor=ExecutorCosts(**executor))
+  return CostTimeline(CostModel(machine, sim.io_config(system("strata"))))
+
+
+def slots(count):
+  return np.arange(count, dtype=np.int32)
+
+
+def load(pages, transfer_id=1):
+  return LoadWork(
+    transfer_id=transfer_id, request_id=0, node_ids=(), host_slots=slots(pages),
+    device_slots=slots(pages), tokens=16 * pages,
+  )  # fmt: skip
+
+
+def prefill(tokens, start, **fields):
+  return PrefillWork(
+    request_id=0, token_ids=slots(tokens), start=start, page_table=slots(1), samples=True, **fields
+  )
+
+
+def test_a_launch_comes_a_gap_after_its_decision_and_backups_do_not():
+  plain, late = timeline(), timeline(step_gap_s=0.5)
+  work = StepWork(step_id=0, loads=(load(100),), prefills=(prefill(20, 0),))
+  a, b = plain.start(work, 1.0), late.start(work, 1.0)
+  assert (a.started_s, b.started_s) == (1.0, 1.5)
+  assert b.prefill_end_s - a.prefill_end_s == pytest.approx(0.5)
+  assert b.transfers[1] - a.transfers[1] == pytest.approx(0.5)
+  backup = BackupWork(
+    transfer_id=2, node_ids=(), device_slots=slots(9), host_slots=slots(9), tokens=144
+  )
+  alone = StepWork(step_id=1, backups=(backup,))
+  assert late.start(alone, 9.0).transfers == plain.start(alone, 9.0).transfers
+
+
+def test_chunks_and_requests_have_overheads_and_chunks_apart_read_the_weights_each():
+  costs = lambda **executor: timeline(**executor).costs
+  chunks = [(20, 1000), (30, 2000)]
+  plain = costs()
+  more = costs(chunk_overhead_s=1e-3, decode_request_s=1e-4)
+  assert more.prefill_s(chunks) - plain.prefill_s(chunks) == pytest.approx(2e-3)
+  assert more.decode_step_s(7, 100) - plain.decode_step_s(7, 100) == pytest.approx(7e-4)
+  apart = costs(chunks_apart=1.0)
+  weights_s = 2 * BASE.model.layer_params / BASE.hardware.weight_read_bytes_per_s
+  assert apart.prefill_s(chunks) - plain.prefill_s(chunks) == pytest.approx(weights_s)
+  assert apart.prefill_s(chunks[:1]) == pytest.approx(plain.prefill_s(chunks[:1]))
+
+
+def test_compute_that_waits_for_loads_it_does_not_read():
+  free, held = timeline(), timeline(loads_hold_compute=1.0)
+  alone = StepWork(step_id=0, loads=(load(2000),))
+  for one in (free, held):
+    loaded_s = one.start(alone, 0.0).transfers[1]
+  work = StepWork(step_id=1, prefills=(prefill(20, 0),))
+  assert free.start(work, 0.0).prefill_end_s < loaded_s
+  assert held.start(work, 0.0).prefill_end_s > loaded_s
+  # Decode steps beside a load that is launched with them end no sooner than it.
+  both = StepWork(step_id=2, loads=(load(2000, 5),), parked_loads=(5,))
+  ends = []
+  for one in (free, held):
+    at_s = one.start(both, 10.0).transfers[5]
+    ends.append((one.decode_end_s(2, 10.0, 1, 100), at_s))
+  assert ends[0][0] < ends[0][1]
+  assert ends[1][0] == ends[1][1]
+  assert held.decode_end_s(3, ends[1][0], 1, 100) > ends[1][1]
+
+
+def test_a_step_that_waits_for_its_backups():
+  free, held = timeline(), timeline(backups_hold_compute=1.0)
+  backup = BackupWork(
+    transfer_id=2, node_ids=(), device_slots=slots(900), host_slots=slots(900), tokens=14400
+  )
+  work = StepWork(step_id=0, backups=(backup,), prefills=(prefill(20, 0),))
+  a, b = free.start(work, 0.0), held.start(work, 0.0)
+  wait_s = held.costs.backup_s(900) - BASE.hardware.transfer_latency_s
+  assert b.prefill_end_s - a.prefill_end_s == pytest.approx(wait_s)
+  assert b.compute_s - a.compute_s == pytest.approx(wait_s)
+  assert a.stall_s == pytest.approx(b.stall_s, abs=1e-9)
+
+
+# Rows and fits
+
+
+def test_step_rows_say_what_their_times_depend_on(rows):
+  some = rows("strata", FREE)
+  for row in some:
+    chunks = row["prefill_chunks"]
+    assert len(chunks) == row["prefill_requests"]
+    assert sum(new for new, _ in chunks) == row["prefill_tokens"]
+    assert sum(before for _, before in chunks) == row["prefill_context_tokens"]
+    assert (row["load_end_s"] is not None) == (row["load_tokens"] > 0)
+    assert row["load_end_s"] is None or row["load_end_s"] > row["started_s"]
+    assert row["decode_context_tokens"] >= 100 * row["decode_requests"]
+  assert sum(row["load_end_s"] is not None for row in some) > 20
+
+
+def test_a_fit_goes_through_the_many_and_not_the_odd_ones():
+  rng = np.random.default_rng(1)
+  features = np.stack([np.ones(300), rng.uniform(1, 50, 300)], axis=1)
+  target = features @ np.array([3.0, 0.5])
+  target[:90] *= rng.uniform(3, 9, 90)
+  found = least_absolute.fit(features, target, target)
+  np.testing.assert_allclose(found, [3.0, 0.5], rtol=1e-3)
+
+
+def test_no_coefficient_is_negative():
+  x = np.linspace(1, 2, 50)
+  features = np.stack([np.ones(50), x, np.zeros(50)], axis=1)
+  found = least_absolute.fit(features, 4 - x, 4 - x)
+  assert found[1] == found[2] == 0.0
+  assert 2 <= found[0] <= 3
+
+
+def test_the_smallest_loss_is_found_between_the_points_of_the_grid():
+  place, loss = least_absolute.minimize(lambda x: abs(x - 0.7321) + 1, 0.0, 3.0)
+  assert place == pytest.approx(0.7321, abs=1e-5)
+  assert loss == pytest.approx(1.0, abs=1e-5)
+  assert least_absolute.minimize(lambda x: x, 2.0, 3.0)[0] == pytest.approx(2.0, abs=1e-4)
+
+
+def test_a_weighted_median():
+  values, weights = np.array([5.0, 1.0, 9.0]), np.array([1.0, 1.0, 3.0])
+  assert least_absolute.weighted_median(values, weights) == 9.0
