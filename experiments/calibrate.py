@@ -38,6 +38,7 @@ def main(args: flags.Args) -> None:
     raise flags.UsageError("--run: expected a folder")
   with flags.usage_errors():
     base = profile.load(args.base_profile, args.base_folder)
+    calibrated_profile.check_name(args.name, args.base_profile, args.base_folder)
     steps, system, source, points = _measured(args)
     io = simulation.io_config(system)
     found = calibration.calibrate(steps, base, io, min_steps=args.min_steps)

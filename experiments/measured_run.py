@@ -111,14 +111,7 @@ class MeasuredRun:
 
   def shown_costs(self, point: MeasuredPoint) -> Costs | None:
     """What its policy was shown; None: it is not on file."""
-    if not self._of_bench("with_costs"):
-      return Costs()
-    path = self.path / "summary.json"
-    if not path.exists():
-      return None
-    row = point.row
-    key = f"{row['load_io']}/{row['store_io']}/{row['overlap']}, pages of {row['page_size']}"
-    found = read_json(path).get("costs", {}).get(key)
+    found = point.row.get("costs")
     return None if found is None else Costs(**found)
 
   def workload(self, point: MeasuredPoint) -> Workload:

@@ -142,6 +142,7 @@ class Bench:
         "warmed_contexts": warmed,
         **_summary(result, requests, config),
         **timer.summary(),
+        "costs": costs,
         "recompiles": executor.recompiles - compiled_before,
         "prepare_s": prepared_s,
         "wall_s": time.monotonic() - began_s,

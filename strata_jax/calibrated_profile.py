@@ -37,13 +37,8 @@ def write(
   Raises:
     ValueError: a name that is none, or that would overwrite the base.
   """
-  folder = pathlib.Path(base_folder)
-  path = folder / f"{base}.json"
-  model = json.loads(path.read_text(encoding="utf-8"))
-  hardware_file = folder / model["hardware"]
-  machine = hardware_file.stem.removeprefix("hardware_")
-  if not name or name != pathlib.Path(name).name or name == machine:
-    raise ValueError(f"name: expected the name of a new machine, got {name!r}")
+  model, hardware_file, machine = _base_files(base, base_folder)
+  check_name(name, base, base_folder)
   hardware = json.loads(hardware_file.read_text(encoding="utf-8"))
   overrides = model.get("overrides", {})
   hardware |= overrides  # numbers of this model alone
@@ -58,6 +53,23 @@ def write(
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     (out / file).write_text(text, encoding="utf-8")
   return written
+
+
+def check_name(name: str, base: str, base_folder: pathlib.Path | str = profiles.FOLDER) -> None:
+  """Raises ValueError for a name that is none, or the base's."""
+  _, _, machine = _base_files(base, base_folder)
+  if not name or name != pathlib.Path(name).name or name == machine:
+    raise ValueError(f"name: expected the name of a new machine, got {name!r}")
+
+
+def _base_files(
+  base: str, base_folder: pathlib.Path | str
+) -> tuple[dict[str, Any], pathlib.Path, str]:
+  """The base profile's own file, where that of its hardware is, and the machine's name."""
+  folder = pathlib.Path(base_folder)
+  model = json.loads((folder / f"{base}.json").read_text(encoding="utf-8"))
+  hardware_file = folder / model["hardware"]
+  return model, hardware_file, hardware_file.stem.removeprefix("hardware_")
 
 
 def _set(hardware: dict[str, Any], key: str, fitted: Fitted, source: str) -> None:

@@ -176,9 +176,7 @@ def _fit_prefill(found: Found, prefill: Steps, backup_s: np.ndarray, decode_base
   kv_s = profile.kv_bytes_token / hardware.attention_read_bytes_per_s
   head = model.head_params / model.layer_params  # its share of what is fixed: the head's weights
   low_s = decode_base_s * head / (1 + head)
-  usual_s = hardware.pass_overhead_s + (
-    model.head_params * model.weight_item_bytes / hardware.weight_read_bytes_per_s
-  )
+  usual_s = (hardware.pass_overhead_s + head * decode_base_s) / (1 + head)
 
   def fit_pass(fixed_s: float, apart: bool) -> _PassFit:
     return _fit_pass(passes, fixed_s, decode_base_s - fixed_s, kv_s, start, apart)

@@ -162,23 +162,33 @@ class Beside:
     self._own = steps.load_tokens > 0
     self._own_start_s = np.maximum(self._begin_s, steps.busy_s)
     self._own_end_s = self._own_start_s + seconds(costs.load_s, steps.load_tokens, costs)
+    self._starts: dict[bool, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
     self._busy_until_s = np.where(self._own, self._own_end_s, steps.busy_s)
 
   def prefill_s(self, gate_s: float, slowdown: float, hold: bool) -> np.ndarray:
     """Wall time of the prefill parts."""
+    if hold not in self._starts:
+      self._starts[hold] = self._start(hold)
+    at_s, gated, there_s = self._starts[hold]
+    layer_s = self._layer_s + gate_s * gated
+    for ready_s in there_s:
+      at_s = self._advance(np.maximum(at_s, ready_s), layer_s, slowdown)
+    return self._advance(at_s, self._tail_s, slowdown)
+
+  def _start(self, hold: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """When prefills may begin, which wait for loads, and when these are there [layers, steps]."""
     steps, own = self._steps, self._own
     waits = own if hold else own & (steps.parked == 0)
     at_s = np.maximum(self._begin_s, steps.busy_s) if hold else self._begin_s
     if self._serial:
       at_s = np.where(own, np.maximum(at_s, self._own_end_s), at_s)
     gated = waits & (self._own_end_s > at_s)
-    layer_s = self._layer_s + gate_s * gated
+    shares = np.arange(1, self._layers + 1)[:, None] / self._layers
+    if not self._layerwise:
+      shares = np.ones_like(shares)
     length_s = self._own_end_s - self._own_start_s
-    for layer in range(1, self._layers + 1):
-      share = layer / self._layers if self._layerwise else 1.0
-      there_s = np.where(gated, self._own_start_s + share * length_s, 0.0)
-      at_s = self._advance(np.maximum(at_s, there_s), layer_s, slowdown)
-    return self._advance(at_s, self._tail_s, slowdown)
+    there_s = np.where(gated, self._own_start_s + shares * length_s, 0.0)
+    return at_s, gated, there_s
 
   def decode_s(self, slowdown: float, hold: bool) -> np.ndarray:
     """Wall time of the decode parts."""
@@ -199,11 +209,9 @@ class Beside:
     return end_s - np.where(alone, 0.0, steps.prefill_s)
 
   def _advance(self, start_s: np.ndarray, work_s: np.ndarray, slowdown: float) -> np.ndarray:
-    busy_s = self._busy_until_s - start_s
-    slowed_s = work_s * (1.0 + slowdown)
-    after_s = busy_s + (work_s - busy_s / (1.0 + slowdown))
-    spent_s = np.where(slowed_s <= busy_s, slowed_s, after_s)
-    return start_s + np.where(busy_s <= 0.0, work_s, spent_s)
+    busy_s = np.maximum(self._busy_until_s - start_s, 0.0)
+    slowed_s = np.minimum(slowdown * work_s, (slowdown / (1.0 + slowdown)) * busy_s)
+    return start_s + work_s + slowed_s
 
 
 def _pure_loads(steps: Steps, costs: CostModel) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,57 @@
+"""A folder of `throughput` whose points a simulated machine served."""
+
+import dataclasses
+
+from experiments import throughput_plan
+from experiments.executor_flags import ExecutorConfig
+from experiments.synthetic_flags import ShapeConfig, generate
+from experiments.throughput_bench import BenchConfig
+from experiments.throughput_folder import PointsFolder
+from strata_jax import config, simulation
+from strata_jax.scheduler.views import Costs
+from strata_jax.workloads import arrivals
+
+SERVING = config.ServingConfig(requests_in_flight=64, batch_requests=16, step_tokens=8192)
+POOLS = simulation.PoolSizes(device_tokens=24_000, host_tokens=80_000)
+SHAPE = ShapeConfig(contexts=12, context_tokens=4000.0, queries=150)
+SEED = 3
+
+
+def write(out, machine, systems, rates, *, repeats=1, shape=SHAPE, shown=None):
+  """Serves all points on `machine`, a profile. `shown`: the costs that policies see, if any."""
+  contenders = throughput_plan.contenders(systems, rates)
+  bench = BenchConfig(
+    model=config.MODELS["llama31_8b"], device_tokens=POOLS.device_tokens,
+    host_tokens=POOLS.host_tokens, serving=SERVING, executor=ExecutorConfig(),
+    initial_cache="host_warm", with_costs=shown is not None, point_limit_s=60.0, seed=SEED,
+  )  # fmt: skip
+  plain = generate("loogle_like", shape, SEED)
+  folder = PointsFolder(out, {"bench": bench, "workload": plain.name, "shape": shape})
+  wanted = [
+    (contender, point)
+    for contender, repeat in throughput_plan.order(contenders, repeats)
+    for point in throughput_plan.points(contender, repeat, (), ())
+  ]
+  for contender, point in wanted:
+    found = arrivals.poisson(plain, point.rate_rps, SEED + point.repeat)
+    times = [r.arrival_s for r in found.requests]
+    limited = found.with_requests(
+      dataclasses.replace(r, abort_s=max(0.0, 60.0 - r.arrival_s)) for r in found.requests
+    )
+    run = simulation.simulate(
+      limited, machine, contender.system, serving=SERVING, pools=POOLS, initial_cache="host_warm",
+      shown_costs=shown or Costs(), whole_decodes=True,
+    )  # fmt: skip
+    summary = run.summary()
+    row = {
+      "system": point.label, "rate_rps": point.rate_rps, "repeat": point.repeat,
+      "page_size": contender.system.page_size,
+      "device_tokens": POOLS.device_tokens, "host_tokens": POOLS.host_tokens, **summary,
+      "lost": summary["refused"] + summary["aborted"], "host_gap_ms_median": None,
+      "arrival_span_s": max(times) - min(times), "reference_ttft_s": 0.25,
+    }  # fmt: skip
+    if shown is not None:
+      row["costs"] = dataclasses.asdict(shown)
+    requests = [record.row() for record in run.result.requests]
+    folder.add(row, requests, [step._asdict() for step in run.result.steps])
+  return folder.path

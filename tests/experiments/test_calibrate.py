@@ -1,0 +1,126 @@
+import dataclasses
+import gzip
+import json
+
+import pytest
+
+from experiments import calibrate, flags, run_folder, simulate
+from strata_jax import simulation as sim
+from strata_jax.profile import ExecutorCosts
+from tests.experiments import simulated_points
+
+BASE = sim.find_profile("h200", "llama31_8b")
+SLOWER = dataclasses.replace(
+  BASE,
+  hardware=dataclasses.replace(
+    BASE.hardware,
+    weight_read_bytes_per_s=0.7 * BASE.hardware.weight_read_bytes_per_s,
+    attention_read_bytes_per_s=0.6 * BASE.hardware.attention_read_bytes_per_s,
+  ),
+  executor=ExecutorCosts(step_gap_s=1e-3, chunk_overhead_s=1e-3),
+)
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory):
+  return simulated_points.write(
+    tmp_path_factory.mktemp("points"), SLOWER, ("hicache_paper", "strata@16"),
+    ("hicache_paper:6", "strata@16:20:40"), repeats=2,
+  )  # fmt: skip
+
+
+def run(out, *argv):
+  calibrate.main(calibrate.FLAGS.parse([f"--out={out}", *argv]))
+  return json.loads((out / "summary.json").read_text())
+
+
+def test_all_repeats_of_a_system_at_a_rate(points, tmp_path, capsys):
+  summary = run(tmp_path, f"--run={points}", "--system=strata@16", "--rate=40", "--name=slow")
+  assert json.loads(capsys.readouterr().out.splitlines()[-1]) == summary
+  assert summary["points"] == [2, 4]
+  assert summary["profile"] == "slow_llama31_8b"
+  found = {key: one["value"] for key, one in summary["fitted"].items()}
+  hardware = SLOWER.hardware
+  for name in ("weight_read_bytes_per_s", "attention_read_bytes_per_s"):
+    assert found[f"hardware.{name}"] == pytest.approx(getattr(hardware, name), rel=0.02)
+  assert found["executor.step_gap_s"] == pytest.approx(1e-3, rel=0.02)
+  assert found["executor.chunk_overhead_s"] == pytest.approx(1e-3, rel=0.02)
+  assert found["executor.loads_hold_compute"] == 0.0
+  assert all(one["median_error"] < 0.01 for one in summary["residuals"].values())
+  hardware = json.loads((tmp_path / "hardware_slow.json").read_text())
+  leaf = hardware["weight_read_bytes_per_s"]
+  assert leaf["kind"] == "measured"
+  assert f"{points}, cpu, commit " in leaf["source"]
+  assert "strata@16 at 40 requests/s" in leaf["source"]
+  assert hardware["memory_bytes"]["source"] == BASE.sources["hardware.memory_bytes"]["source"]
+  # The simulation takes the profile by its folder.
+  simulate.main(simulate.FLAGS.parse([
+    f"--profile_folder={tmp_path}", "--hardware=slow", "--limit=5", f"--out={tmp_path / 'run'}",
+  ]))  # fmt: skip
+  config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+  assert config["profile"] == "slow_llama31_8b"
+  assert config["profile_numbers"]["executor.step_gap_s"]["kind"] == "measured"
+
+
+def test_one_point_and_the_folder_of_one_run_with_the_same_steps(points, tmp_path):
+  one = run(tmp_path / "a", f"--run={points}", "--point=2", "--min_steps=5")
+  assert one["points"] == [2]
+  single = run_folder.open_run(tmp_path / "single", {})
+  with gzip.open(points / "steps.jsonl.gz", "rt") as file:
+    rows = [row for row in map(json.loads, file) if row["point"] == 2]
+  run_folder.write_jsonl(single / "steps.jsonl", rows)
+  two = run(tmp_path / "b", f"--run={single}", "--system=strata@16", "--min_steps=5")
+  assert two["points"] == []
+  assert two["fitted"] == one["fitted"]
+  assert two["residuals"] == one["residuals"]
+
+
+def _break(points, tmp_path, name, old, new):
+  """A copy of the folder with one thing changed in a file."""
+  for file in points.iterdir():
+    (tmp_path / file.name).write_bytes(file.read_bytes())
+  text = (tmp_path / name).read_text()
+  assert old in text
+  (tmp_path / name).write_text(text.replace(old, new))
+  return tmp_path
+
+
+@pytest.mark.parametrize(
+  ("argv", "message"),
+  [
+    ([], "expected points of one system and rate for --point=None"),
+    (["--system=strata@16"], "expected points of one system and rate .* got 4 of 0: hicache_paper"),
+    (["--point=99"], "got 0 of"),
+    (["--point=2", "--base_profile=h300"], "expected one of .*h200_llama31_8b.*, got 'h300'"),
+    (["--point=2", "--name=h200"], "name: expected the name of a new machine, got 'h200'"),
+    (["--point=2", "--min_steps=5000"], "expected at least 5000 decode steps .*, got"),
+    (["--point=2", "--min_steps=0"], "min_steps: expected an integer >= 1, got 0"),
+  ],
+)
+def test_mistakes_get_one_line(points, tmp_path, argv, message):
+  with pytest.raises(flags.UsageError, match=message):
+    run(tmp_path, f"--run={points}", *argv)
+
+
+def test_a_folder_that_is_none(tmp_path):
+  with pytest.raises(flags.UsageError, match="--run: expected a folder"):
+    run(tmp_path)
+  with pytest.raises(flags.UsageError, match=r"--system: expected NAME or NAME@PAGE_SIZE"):
+    run(tmp_path, f"--run={tmp_path}")
+  with pytest.raises(flags.UsageError, match=r"steps\.jsonl: No such file"):
+    run(tmp_path, f"--run={tmp_path}", "--system=strata")
+
+
+@pytest.mark.parametrize(
+  ("name", "old", "new", "message"),
+  [
+    ("points.jsonl", '"rate_rps"', '"rate"', r"points\.jsonl: expected the field 'rate_rps'"),
+    ("config.json", '"initial_cache"', '"cache"', r"config\.json: .*'config.bench.initial_cache'"),
+    ("config.json", '"step_tokens"', '"steps"', r"config\.json, config\.bench\.serving: "),
+    ("points.jsonl", '{"order": 0', '{"order" 0', r"points\.jsonl, line 1: expected JSON"),
+  ],
+)
+def test_errors_name_file_and_field(points, tmp_path, name, old, new, message):
+  broken = _break(points, tmp_path, name, old, new)
+  with pytest.raises(flags.UsageError, match=message):
+    run(tmp_path / "out", f"--run={broken}", "--point=2")
