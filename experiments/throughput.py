@@ -141,8 +141,8 @@ def _measure(
   not_reached = []
   for turn in turns:
     for point in _points(args, folder, turn, reference_s):
-      run_s = bench.requests / point.rate_rps
-      if time.monotonic() - began_s + run_s > args.time_limit_s:
+      will_take_s = throughput_plan.expected_s(point, bench.requests, folder.rows)
+      if time.monotonic() - began_s + will_take_s > args.time_limit_s:
         not_reached.append(str(point))
         continue
       found = bench.run(point)

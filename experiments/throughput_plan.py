@@ -105,6 +105,17 @@ def points(
         return
 
 
+def expected_s(point: Point, requests: int, rows: Sequence[Mapping[str, Any]]) -> float:
+  """How long a point will take: no system is faster than at its best so far."""
+  served = [
+    row["requests_per_s"]
+    for row in rows
+    if row["system"] == point.label and not row["lost"] and row["requests_per_s"]
+  ]
+  overloads = served and point.rate_rps > 1.1 * max(served)
+  return requests / (1.1 * max(served) if overloads else point.rate_rps)
+
+
 def _system(label: str) -> SystemConfig:
   name, _, page_size = label.partition("@")
   if name not in systems.SYSTEMS or (page_size and not page_size.isdecimal()):

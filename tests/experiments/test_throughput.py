@@ -228,3 +228,14 @@ def test_points_have_tokens_of_their_own():
     throughput_plan.Point(label="a", rate_rps=4.0, repeat=1),
   ]
   assert len({first.seed, *(point.seed for point in others)}) == 4
+
+
+def test_a_point_is_expected_to_take_as_long_as_its_arrivals_or_the_system():
+  point = throughput_plan.Point(label="a", rate_rps=50.0, repeat=0)
+  row = {"system": "a", "lost": 0, "requests_per_s": 10.0}
+  assert throughput_plan.expected_s(point, 110, []) == 2.2
+  assert throughput_plan.expected_s(point, 110, [row]) == pytest.approx(10.0)
+  slower = throughput_plan.Point(label="a", rate_rps=5.0, repeat=0)
+  assert throughput_plan.expected_s(slower, 110, [row]) == 22.0
+  for other in ({**row, "system": "b"}, {**row, "lost": 1}, {**row, "requests_per_s": None}):
+    assert throughput_plan.expected_s(point, 110, [other]) == 2.2
