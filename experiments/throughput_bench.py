@@ -54,8 +54,9 @@ class BenchConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-  """A point: its row, and the rows of its requests and steps."""
+  """A point: what happened, its row, and the rows of its requests and steps."""
 
+  result: ServingResult
   row: dict[str, Any]
   requests: list[dict[str, Any]]
   steps: list[dict[str, Any]]
@@ -136,6 +137,7 @@ class Bench:
         progress=lambda done, _: bar.update(done),
       )  # fmt: skip
     return Measured(
+      result=result,
       row={
         **_names(point, contender, io),
         **self._sizes(tiers.cache, contexts),

@@ -7,6 +7,8 @@ import numpy as np
 from strata_jax.workloads.request import Request
 from strata_jax.workloads.workload import Workload, output_tokens
 
+_NO_CONTEXT = (np.empty(0, np.int32), np.empty(0, np.int32))
+
 
 def fold_ids(ids: np.ndarray, vocab_size: int, stream: int = 0) -> np.ndarray:
   """Maps ids to a vocabulary by a fixed hash, int32 of the same shape.
@@ -34,20 +36,21 @@ def fold(workload: Workload, vocab_size: int, *, tail_stream: int = 0) -> Worklo
     tail_stream: what follows a shared context takes its tokens from this stream of `fold_ids`:
       with another number the contexts are the same and everything else is new.
   """
-  contexts = {int(context[0]): len(context) for context in workload.contexts if len(context)}
+  folded = tuple(fold_ids(context, vocab_size) for context in workload.contexts)
+  by_first = {
+    int(context[0]): (context, ids)
+    for context, ids in zip(workload.contexts, folded, strict=True)
+    if len(context)
+  }
   requests = []
   for request in workload.requests:
     prompt = request.prompt_ids
-    shared = contexts.get(int(prompt[0]), 0) if len(prompt) else 0
-    ids = np.concatenate(
-      [fold_ids(prompt[:shared], vocab_size), fold_ids(prompt[shared:], vocab_size, tail_stream)]
-    )
-    requests.append(_own_outputs(request, ids))
-  return dataclasses.replace(
-    workload,
-    requests=tuple(requests),
-    contexts=tuple(fold_ids(context, vocab_size) for context in workload.contexts),
-  )
+    context, shared = by_first.get(int(prompt[0]) if len(prompt) else -1, _NO_CONTEXT)
+    if not np.array_equal(prompt[: len(context)], context):
+      context, shared = _NO_CONTEXT
+    tail = fold_ids(prompt[len(context) :], vocab_size, tail_stream)
+    requests.append(_own_outputs(request, np.concatenate([shared, tail])))
+  return dataclasses.replace(workload, requests=tuple(requests), contexts=folded)
 
 
 def _own_outputs(request: Request, prompt_ids: np.ndarray) -> Request:
