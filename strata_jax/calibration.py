@@ -113,7 +113,7 @@ def _fit_decode(found: Found, decode: Steps, backup_s: np.ndarray) -> float:
   features = np.stack(
     [count, count * requests * varies, decode.context_tokens, only], axis=1
   )  # [steps, terms]
-  base_s, request_s, context_s, _ = least_absolute.fit(features, decode.decode_s, decode.decode_s)
+  base_s, request_s, context_s, _ = least_absolute.fit(features, decode.decode_s)
   steps, model = len(count), found.profile.model
   if varies:
     found.put("executor.decode_request_s", float(request_s), steps)
@@ -245,8 +245,8 @@ def _fit_pass(
       if count < _TELLING_STEPS:
         known = known + rate * one
     columns = np.stack(features, axis=1)  # [passes, terms]
-    fitted = least_absolute.fit(columns, seconds - known, seconds)
-    loss = float(np.mean(np.abs(columns @ fitted + known - seconds) / seconds))
+    fitted = least_absolute.fit(columns, seconds, known)
+    loss = float(np.mean(least_absolute.errors(columns @ fitted + known, seconds)))
     token_s = float(fitted[2]) or start[0]
     product_s = float(fitted[3]) or start[1]
     one = _PassFit(
@@ -270,7 +270,7 @@ def _fit_backups(found: Found, quiet: Steps, io: IoConfig, backup_s: np.ndarray)
   measured_s = np.where(some.has_prefill, some.prefill_s, some.decode_s)
   predicted_s = np.where(some.has_prefill, *beside.predict(some, CostModel(found.profile, io)))
   share = least_absolute.weighted_median(
-    (measured_s - predicted_s) / backup_s, backup_s / measured_s
+    (measured_s - predicted_s) / backup_s, backup_s / np.maximum(measured_s, predicted_s)
   )
   found.put("executor.backups_hold_compute", share if share > 1e-3 else 0.0, len(backup_s))
 

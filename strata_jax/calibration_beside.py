@@ -49,7 +49,7 @@ def fit_loads(found: Found, steps: Steps, io: IoConfig, min_steps: int) -> None:
   varies = size_bytes.std() > 0.01 * size_bytes.mean()
   latency_s = 0.0 if varies else found.profile.hardware.transfer_latency_s
   columns = np.stack([np.full(len(measured_s), float(varies)), size_bytes], axis=1)
-  fitted_s, byte_s = least_absolute.fit(columns, measured_s - latency_s, measured_s)
+  fitted_s, byte_s = least_absolute.fit(columns, measured_s, latency_s)
   if varies:
     found.put(keys[0], float(fitted_s), len(measured_s))
   else:
@@ -259,7 +259,7 @@ def _search(
 
 
 def _relative(predicted: np.ndarray, measured: np.ndarray) -> float:
-  return float(np.mean(np.abs(predicted - measured) / np.maximum(measured, 1e-9)))
+  return float(np.mean(least_absolute.errors(predicted, measured)))
 
 
 def seconds(cost: Callable[[int], float], tokens: np.ndarray, costs: CostModel) -> np.ndarray:

@@ -5,32 +5,46 @@ from collections.abc import Callable
 import numpy as np
 
 _ROUNDS = 30
+_PASSES = 3
 _GOLDEN = (5**0.5 - 1) / 2
 
 
-def fit(features: np.ndarray, target: np.ndarray, scale: np.ndarray) -> np.ndarray:
-  """Coefficients >= 0 that minimise sum |features @ coefficients - target| / scale.
+def fit(features: np.ndarray, measured: np.ndarray, known: np.ndarray | float = 0.0) -> np.ndarray:
+  """Coefficients >= 0 that minimise the sum of `errors` of features @ coefficients + known.
 
-  Iteratively reweighted least squares with a shrinking floor under the residuals; a coefficient
+  What an error is relative to depends on the prediction: it is fitted in a few passes. In each,
+  iteratively reweighted least squares with a shrinking floor under the residuals; a coefficient
   that comes out negative is set to 0 and the others are fitted again.
 
   Args:
     features: float64 [rows, columns].
-    target: float64 [rows].
-    scale: float64 [rows], > 0: what an error is relative to.
+    measured: float64 [rows], > 0.
+    known: float64 [rows], what is added to the features' part.
 
   Returns:
     float64 [columns].
 
   Source: Schlossmacher, An Iterative Technique for Absolute Deviations Curve Fitting, JASA 1973.
   """
-  columns = features.shape[1]
-  result = np.zeros(columns)
+  scale = np.maximum(measured, 0.5 * np.median(measured))
+  best = np.zeros(features.shape[1])
+  for _ in range(_PASSES):
+    best = _positive(features / scale[:, None], (measured - known) / scale)
+    scale = np.maximum(measured, features @ best + known)
+  return best
+
+
+def errors(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
+  """|predicted - measured| over the larger of both, float64 [rows]: none counts more than 1."""
+  return np.abs(predicted - measured) / np.maximum(np.maximum(predicted, measured), 1e-12)
+
+
+def _positive(features: np.ndarray, target: np.ndarray) -> np.ndarray:
+  result = np.zeros(features.shape[1])
   active = np.abs(features).max(axis=0, initial=0.0) > 0
-  relative, wanted = features / scale[:, None], target / scale
   while active.any():
-    found = _free(relative[:, active], wanted)
-    contribution = found * np.abs(relative[:, active]).mean(axis=0)
+    found = _free(features[:, active], target)
+    contribution = found * np.abs(features[:, active]).mean(axis=0)
     if contribution.min() >= -1e-12:
       result[active] = np.maximum(found, 0.0)
       break

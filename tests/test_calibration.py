@@ -337,15 +337,16 @@ def test_a_fit_goes_through_the_many_and_not_the_odd_ones():
   rng = np.random.default_rng(1)
   features = np.stack([np.ones(300), rng.uniform(1, 50, 300)], axis=1)
   target = features @ np.array([3.0, 0.5])
-  target[:90] *= rng.uniform(3, 9, 90)
-  found = least_absolute.fit(features, target, target)
+  target[:60] *= rng.uniform(3, 9, 60)
+  target[60:90] *= 1e-3
+  found = least_absolute.fit(features, target)
   np.testing.assert_allclose(found, [3.0, 0.5], rtol=1e-3)
 
 
 def test_no_coefficient_is_negative():
   x = np.linspace(1, 2, 50)
   features = np.stack([np.ones(50), x, np.zeros(50)], axis=1)
-  found = least_absolute.fit(features, 4 - x, 4 - x)
+  found = least_absolute.fit(features, 4 - x)
   assert found[1] == found[2] == 0.0
   assert 2 <= found[0] <= 3
 
