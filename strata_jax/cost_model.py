@@ -7,7 +7,7 @@ Prefill pass of chunks i with t_i new tokens behind c_i context tokens:
 A decode step is the same with t_i = 1 and the overlap of nothing. A transfer of n fragments takes
 latency + bytes / rate(back end, fragment bytes).
 
-What an executor adds (`profile.ExecutorCosts`): an overhead for each chunk and for each request of a
+What an executor adds (`profile.ExecutorCosts`): an overhead for each chunk and each request of a
 decode step; with `chunks_apart` the matmul of a pass is the sum of its chunks' own.
 """
 

@@ -1,7 +1,7 @@
 """What an executor runs with, by name, or by what the device can do."""
 
 from strata_jax import attention, config
-from strata_jax.executors import gated_loads
+from strata_jax.executors import fragment_copies, gated_loads, side_copies
 from strata_jax.tiers import layout
 
 OVERLAPS = ("layer", "whole")
@@ -45,3 +45,22 @@ def choose_overlap(name: str, io: str, on_gpu: bool) -> str:
     names = ", ".join(by_layer)
     raise ValueError(f"overlap 'layer': expected one of the I/O back ends {names}, got {io!r}")
   return name
+
+
+def loads_aside(io: str, on_gpu: bool) -> str | None:
+  """How parked loads are copied beside the compute; None: by a program, in turn with it."""
+  return io if on_gpu and io in fragment_copies.BACKENDS else None
+
+
+def backups_aside(store_io: str, page_layout: layout.PageLayout, on_gpu: bool) -> str | None:
+  """How backups are copied beside the compute, a name in `fragment_copies.BACKENDS`.
+
+  None: they take their turn with the compute, since there is no CUDA driver, the back end is no way
+  of the driver's, or fragments are too small for `auto` to choose one.
+  """
+  if not on_gpu:
+    return None
+  if store_io in fragment_copies.BACKENDS:
+    return store_io
+  large = page_layout.fragment_bytes >= side_copies.SMALLEST_FRAGMENT_BYTES
+  return "copy_engine" if store_io == "auto" and large else None

@@ -9,17 +9,18 @@ stream is made to wait for the copies of layer l, once they have been submitted.
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import buffer_callback
 
+from strata_jax.executors import fragment_copies
 from strata_jax.tiers import cuda_copies, io_backend, layout
 
 _NO_TIMING = 2  # cudaEventDisableTiming
-BACKENDS = ("memcpy_async", "copy_engine")
+BACKENDS = fragment_copies.BACKENDS
 
 Gate = Callable[[int, jax.Array], jax.Array]
 
@@ -42,18 +43,10 @@ class GatedLoads:
       pools: of the device. They never move: their addresses are taken here.
       host: the host pool, likewise.
     """
-    self._device_at = [pool.unsafe_buffer_pointer() for pool in pools]
-    self._host_at = host.unsafe_buffer_pointer()
-    self._layers = page_layout.num_layers
-    each = backend == "memcpy_async"  # K and V a copy each; else all of a layer's in one call
-    self._submit = cuda_copies.submit_each if each else cuda_copies.submit_batch
-    self._parts = 2 if each else 1  # copies a fragment
-    self._size_bytes = page_layout.fragment_bytes // self._parts
+    self._copies = fragment_copies.FragmentCopies(page_layout, backend, pools, host)
     self._side = cuda_copies.SideStream()
     self._runtime = cuda_copies.cuda_module("cuda.bindings.runtime")
-    self._events = [
-      self._call("cudaEventCreateWithFlags", _NO_TIMING)[0] for _ in range(self._layers)
-    ]
+    self._events = [self._call("cudaEventCreateWithFlags", _NO_TIMING)[0] for _ in pools]
     self._actions: queue.SimpleQueue[Callable[[int], None]] = queue.SimpleQueue()
     self._program = jax.jit(self._gated, donate_argnums=0)
     jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -67,8 +60,9 @@ class GatedLoads:
 
     def submit() -> None:
       try:
-        for layer, copies in enumerate(self._copies(host_slots, device_slots)):
-          self._submit(copies, self._side.stream)
+        layers = self._copies.layers(host_slots, device_slots, to_device=True)
+        for layer, copies in enumerate(layers):
+          self._copies.submit(copies, self._side.stream)
           self._call("cudaEventRecord", self._events[layer], self._side.stream)
           submitted.put(None)
       except BaseException as error:  # whoever waits for a layer must hear of it
@@ -88,21 +82,6 @@ class GatedLoads:
       return self._program(pool)
 
     return gate
-
-  def _copies(
-    self, host_slots: np.ndarray, device_slots: np.ndarray
-  ) -> Iterator[cuda_copies.Copies]:
-    """Those of each layer."""
-    parts = np.arange(self._parts)
-    in_pool = (device_slots.astype(np.int64)[:, None] * self._parts + parts).reshape(-1)
-    first = host_slots.astype(np.int64) * self._layers
-    for layer, pool_at in enumerate(self._device_at):
-      in_host = ((first + layer)[:, None] * self._parts + parts).reshape(-1)
-      yield cuda_copies.Copies(
-        targets=cuda_copies.addresses(pool_at, in_pool, self._size_bytes),
-        sources=cuda_copies.addresses(self._host_at, in_host, self._size_bytes),
-        size_bytes=self._size_bytes,
-      )
 
   def warm(self, pool: jax.Array) -> jax.Array:
     """Compiles the gate; the pool is donated."""

@@ -20,6 +20,7 @@ from strata_jax.executors import (
   prefill_batches,
   programs,
   protocol,
+  side_copies,
   storage_io,
   watcher,
 )
@@ -55,6 +56,7 @@ class JaxExecutor:
   the compute of layer l, each batch of the step with a share of the pages beside it; without
   prefills the first decode step takes them along. Copies by the driver (see `gated_loads`) run
   beside prefills alone. The first layer's load is not hidden; it alone counts as stall then.
+  Backups and parked loads by the driver's copies run beside all of it (see `side_copies`).
 
   Shapes are padded to `buckets`. `warmup` compiles all programs; afterwards `recompiles` counts
   compilations that a step caused, which is a bug.
@@ -124,6 +126,9 @@ class JaxExecutor:
     self._gated: gated_loads.GatedLoads | None = None
     if self._by_layer and io in gated_loads.BACKENDS and self._host is not None:
       self._gated = gated_loads.GatedLoads(page_layout, io, self._device, self._host)
+    self._side_loads = self._side_copies(choices.loads_aside(io, on_gpu), to_device=True)
+    aside = choices.backups_aside(store_io or io, page_layout, on_gpu)
+    self._side_backups = self._side_copies(aside, to_device=False)
     self._requests: dict[int, _Registered] = {}
     self._watcher = watcher.Watcher()
     self._storage: storage_io.StorageIo | None = None
@@ -220,10 +225,11 @@ class JaxExecutor:
     with self._compilations, jax.transfer_guard("disallow"):
       for backup in work.backups:
         self._launch_backup(backup)
-      loads = work.loads if self._rides(work) else ()
-      if not loads:
-        for load in work.loads:
+      loads = self._put_aside(work)
+      if not self._rides(work):
+        for load in loads:
           self._launch_load(load, step)
+        loads = ()
       if work.prefills:
         self._launch_prefills(work.prefills, loads, step)
         loads = ()
@@ -268,7 +274,23 @@ class JaxExecutor:
       return bool(work.prefills)
     return self._by_layer and work.computes
 
+  def _put_aside(self, work: protocol.StepWork) -> tuple[protocol.LoadWork, ...]:
+    """Starts the parked loads beside the step, if that can be; the other loads.
+
+    Pages that a backup of this step evicts may be those of a load: then it waits its turn.
+    """
+    if self._side_loads is None or any(backup.evicts for backup in work.backups):
+      return work.loads
+    parked = set(work.parked_loads)
+    for load in work.loads:
+      if load.transfer_id in parked:
+        self._start_aside(self._side_loads, load)
+    return tuple(load for load in work.loads if load.transfer_id not in parked)
+
   def _launch_backup(self, work: protocol.BackupWork) -> None:
+    if self._side_backups is not None and not work.evicts:
+      self._start_aside(self._side_backups, work)
+      return
     host = self._need_host()
     for count, sources, targets in self._page_lists(work.device_slots, work.host_slots):
       with self._io_guard():
@@ -277,6 +299,17 @@ class JaxExecutor:
     self._watcher.add(
       self._block_on_host, lambda: protocol.BackupDone(work.transfer_id, self.now_s())
     )
+
+  def _start_aside(
+    self, copies: side_copies.SideCopies, work: protocol.LoadWork | protocol.BackupWork
+  ) -> None:
+    event = protocol.LoadDone if isinstance(work, protocol.LoadWork) else protocol.BackupDone
+
+    def done(error: BaseException | None) -> None:
+      self._watcher.post(error or event(work.transfer_id, self.now_s()))
+
+    self._watcher.expect(1)
+    copies.start(work.host_slots, work.device_slots, done)
 
   def _launch_load(self, work: protocol.LoadWork, step: RunningStep) -> None:
     self._move_in(work.host_slots, work.device_slots)
@@ -482,6 +515,12 @@ class JaxExecutor:
     if self._host is None:
       raise ValueError("a load or a backup: there is no host tier")
     return self._host
+
+  def _side_copies(self, backend: str | None, *, to_device: bool) -> side_copies.SideCopies | None:
+    if backend is None or self._host is None:
+      return None
+    layout_ = self._config.page_layout(self._page_size)
+    return side_copies.SideCopies(layout_, backend, self._device, self._host, to_device=to_device)
 
   def _warmup_jobs(self) -> Iterator[tuple[str, Callable[[], Any]]]:
     for rows, chunk in self._buckets.shapes:

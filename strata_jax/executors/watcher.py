@@ -51,8 +51,8 @@ class Watcher:
     """So many events will come by `post`."""
     self._expected += events
 
-  def post(self, event: protocol.Event) -> None:
-    """Takes an event from any thread, beside the points."""
+  def post(self, event: protocol.Event | BaseException) -> None:
+    """Takes an event from any thread, beside the points, or an error that `wait` is to raise."""
     self._events.put(event)
 
   def wait(self, timeout_s: float | None) -> Events:

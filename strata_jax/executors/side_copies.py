@@ -1,0 +1,70 @@
+"""Transfers by the CUDA driver beside everything else: no program of the compute waits for them.
+
+That is right for two kinds. A backup's pages were written by steps that are over, and nothing
+writes them before it is done. A parked load's pages are read by nobody before it is done, and
+nobody has them otherwise. So their copies need no order with the compute: they run on a stream of
+their own. A thread submits them and waits for them.
+"""
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+
+from strata_jax.executors import fragment_copies
+from strata_jax.tiers import cuda_copies, io_backend, layout
+
+# Smaller fragments are faster by the kernel, even though it takes turns with the compute.
+SMALLEST_FRAGMENT_BYTES = 32 << 10
+
+# Called once all bytes are there, or with the error that kept them.
+Done = Callable[[BaseException | None], None]
+
+
+class SideCopies:
+  """Copies pages between the pools in one direction, one transfer after the other."""
+
+  def __init__(
+    self,
+    page_layout: layout.PageLayout,
+    backend: str,
+    pools: io_backend.DevicePool,
+    host: io_backend.HostPool,
+    *,
+    to_device: bool,
+  ) -> None:
+    """Makes a stream and a thread; see `fragment_copies.FragmentCopies` for the arguments."""
+    copies = fragment_copies.FragmentCopies(page_layout, backend, pools, host)
+    side = cuda_copies.SideStream()
+    jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+    self._jobs = jobs
+    threading.Thread(target=_work, args=(jobs, copies, side, to_device), daemon=True).start()
+    weakref.finalize(self, jobs.put, None)
+
+  def start(self, host_slots: np.ndarray, device_slots: np.ndarray, done: Done) -> None:
+    """Starts the copies of some pages, int32 [pages] both; `done` is called in the thread."""
+    self._jobs.put((host_slots, device_slots, done))
+
+
+_Job = tuple[np.ndarray, np.ndarray, Done]
+
+
+def _work(
+  jobs: "queue.SimpleQueue[_Job | None]",
+  copies: fragment_copies.FragmentCopies,
+  side: cuda_copies.SideStream,
+  to_device: bool,
+) -> None:
+  while (job := jobs.get()) is not None:
+    host_slots, device_slots, done = job
+    error: BaseException | None = None
+    try:
+      for layer in copies.layers(host_slots, device_slots, to_device=to_device):
+        copies.submit(layer, side.stream)
+      side.synchronize()
+    except BaseException as found:  # whoever waits for the transfer must hear of it
+      error = found
+    done(error)
+    del job, host_slots, device_slots, done  # nothing stays alive while there is nothing to do

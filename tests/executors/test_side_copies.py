@@ -1,0 +1,163 @@
+"""Transfers beside the compute: bytes, events, errors; the driver's part is played by the CPU."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from strata_jax import config as config_lib
+from strata_jax.executors import choices, protocol, side_copies
+from strata_jax.tiers import cuda_copies, device, host, layout
+from tests.executors import test_overlap
+from tests.tiers import cpu_driver
+
+LAYOUT = layout.PageLayout(num_layers=3, page_size=4, kv_heads=2, head_dim=8, dtype="bfloat16")
+pytestmark = pytest.mark.skipif(jax.default_backend() == "gpu", reason="copies by the CPU")
+
+
+@pytest.mark.parametrize("backend", ["copy_engine", "memcpy_async"])
+def test_pages_arrive_and_their_neighbours_stay(monkeypatch, backend):
+  cpu_driver.install(monkeypatch)
+  rng = np.random.default_rng(0)
+  pools = tuple(
+    jax.numpy.asarray(rng.normal(size=pool.shape), pool.dtype)
+    for pool in device.make_device_pool(LAYOUT, 9)
+  )
+  host_pool = host.make_host_pool(LAYOUT, 7)
+  host.page_bytes(host_pool)[:] = 7
+  backups = side_copies.SideCopies(LAYOUT, backend, pools, host_pool, to_device=False)
+  ends = []
+  over = threading.Semaphore(0)
+
+  def done(error):
+    ends.append(error)
+    over.release()
+
+  for device_slots, host_slots in (([8, 0], [1, 6]), ([3], [2])):
+    backups.start(np.array(host_slots, np.int32), np.array(device_slots, np.int32), done)
+    assert over.acquire(timeout=10)
+    np.testing.assert_array_equal(
+      host.read_pages(host_pool, np.array(host_slots)).view(np.uint8),
+      device.read_pages(pools, np.array(device_slots)).view(np.uint8),
+    )
+  assert ends == [None, None]
+  assert (host.page_bytes(host_pool)[[0, 3, 4, 5]] == 7).all()
+
+
+def aside(monkeypatch):
+  """An executor on the CPU whose backups go by the stand-in of the driver."""
+  cpu_driver.install(monkeypatch)
+  monkeypatch.setattr(choices, "backups_aside", lambda *args: "copy_engine")
+  monkeypatch.setattr(choices, "loads_aside", lambda *args: "copy_engine")
+  return test_overlap.make_driver("whole")
+
+
+def test_a_round_trip_through_an_executor(monkeypatch):
+  drive = aside(monkeypatch)
+  prompt = test_overlap.prompts()[0]
+  ids = drive.generate(0, prompt, 3, np.arange(20))
+  drive.backup(np.arange(17), np.arange(30, 47))
+  before = device.read_pages(drive.executor.device_pool, np.arange(17))
+  drive.load(np.arange(30, 47), np.arange(40, 57))
+  after = device.read_pages(drive.executor.device_pool, np.arange(40, 57))
+  np.testing.assert_array_equal(after, before)
+  drive.executor.register(1, protocol.SamplingParams(), None)
+  warm = drive.prefill(1, prompt, np.arange(40, 60), start=68)
+  assert warm.tokens[1] == (ids[0],)
+
+
+def test_a_slow_backup_holds_nothing_up(monkeypatch):
+  may_copy = threading.Event()
+  drive = aside(monkeypatch)
+  copy = cpu_driver.copy
+
+  def slow(copies, stream):
+    assert may_copy.wait(10)
+    copy(copies, stream)
+
+  monkeypatch.setattr(cuda_copies, "submit_batch", slow)
+  drive = test_overlap.make_driver("whole")
+  drive.executor.register(0, protocol.SamplingParams(), None)
+  drive.prefill(0, test_overlap.prompts()[0], np.arange(20))
+  backup = protocol.BackupWork(
+    transfer_id=3, node_ids=(), device_slots=np.arange(4, dtype=np.int32),
+    host_slots=np.arange(4, dtype=np.int32), tokens=16,
+  )  # fmt: skip
+  work = drive.decode_work(0, 1, 70, np.arange(20))
+  (done,) = drive.step(1, backups=(backup,), decodes=(work,))
+  assert isinstance(done, protocol.StepDone)  # though the backup has not begun
+  may_copy.set()
+  (backed_up,) = drive.executor.wait(None)
+  assert backed_up == protocol.BackupDone(3, backed_up.at_s)
+  want = device.read_pages(drive.executor.device_pool, np.arange(4))
+  np.testing.assert_array_equal(host.read_pages(drive.executor.host_pool, np.arange(4)), want)
+
+
+def test_parked_loads_hold_nothing_up_and_the_others_wait_their_turn(monkeypatch):
+  drive = aside(monkeypatch)
+  kept = test_overlap.fill_host(drive)
+  may_copy = threading.Event()
+
+  def slow(copies, stream):
+    assert may_copy.wait(10)
+    cpu_driver.copy(copies, stream)
+
+  monkeypatch.setattr(cuda_copies, "submit_batch", slow)
+  drive = test_overlap.make_driver("whole", pools=drive.executor.take_pools())
+  drive.executor.register(0, protocol.SamplingParams(), None)
+  parked = drive.load_work(kept[1], np.arange(40, 40 + len(kept[1])), transfer_id=5)
+  other = drive.load_work(kept[0], np.arange(60, 60 + len(kept[0])), transfer_id=6)
+  work = test_overlap.prefill_work(0, test_overlap.prompts()[0], 0, np.arange(20))
+  loaded, done = drive.step(2, loads=(parked, other), parked_loads=(5,), prefills=(work,))
+  assert loaded.transfer_id == 6
+  assert isinstance(done, protocol.StepDone)
+  may_copy.set()
+  (loaded,) = drive.executor.wait(None)
+  assert loaded == protocol.LoadDone(5, loaded.at_s)
+  for slots, first in ((kept[1], 40), (kept[0], 60)):
+    arrived = device.read_pages(drive.executor.device_pool, np.arange(first, first + len(slots)))
+    want = host.read_pages(drive.executor.host_pool, slots)
+    np.testing.assert_array_equal(arrived, want)
+
+
+def test_a_backup_whose_pages_are_evicted_is_not_put_aside(monkeypatch):
+  drive = aside(monkeypatch)
+
+  def refuse(copies, stream):
+    raise AssertionError("put aside")
+
+  monkeypatch.setattr(cuda_copies, "submit_batch", refuse)
+  backup = protocol.BackupWork(
+    transfer_id=3, node_ids=(), device_slots=np.arange(4, dtype=np.int32),
+    host_slots=np.arange(4, dtype=np.int32), tokens=16, evicts=True,
+  )  # fmt: skip
+  (done,) = drive.step(1, backups=(backup,))
+  assert done == protocol.BackupDone(3, done.at_s)
+
+
+def test_an_error_of_the_driver_reaches_who_waits(monkeypatch):
+  drive = aside(monkeypatch)
+
+  def fail(copies, stream):
+    raise RuntimeError("cudaMemcpyBatchAsync: CUDA error 700")
+
+  monkeypatch.setattr(cuda_copies, "submit_batch", fail)
+  drive = test_overlap.make_driver("whole")
+  with pytest.raises(RuntimeError, match="CUDA error 700"):
+    drive.backup(np.arange(4), np.arange(4))
+
+
+def test_which_backups_are_put_aside():
+  def choose(store_io, page_size, on_gpu=True):
+    page_layout = config_lib.MODELS["llama31_8b"].page_layout(page_size)
+    return choices.backups_aside(store_io, page_layout, on_gpu)
+
+  assert choose("auto", 16) == "copy_engine"  # fragments of 64 KiB
+  assert choose("auto", 1) is None
+  assert choose("memcpy_async", 1) == "memcpy_async"
+  assert choose("copy_engine", 1) == "copy_engine"
+  assert choose("kernel", 16) is None
+  assert choose("auto", 16, on_gpu=False) is None
+  assert choices.loads_aside("memcpy_async", True) == "memcpy_async"
+  assert choices.loads_aside("kernel", True) is None
