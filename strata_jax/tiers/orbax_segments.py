@@ -39,6 +39,9 @@ from strata_jax.tiers.segment_staging import Batch, Durable, Staging
 
 _OVERHEAD_BYTES = 8192  # of a segment, beside pages and index
 _SHARE_OF_CAPACITY = 8  # a segment is at most this part of the capacity
+_READ_THREADS = 4  # by default at most
+_LOOKUPS = 256  # keys looked up at a time
+_FAULTS = {segment_reads.SHORT: "short", segment_reads.WRONG: "not what was written"}
 log = logging.getLogger(__name__)
 
 
@@ -54,7 +57,7 @@ class OrbaxSegments:
     capacity_bytes: int | None = None,
     segment_bytes: int = page_store.DEFAULT_SEGMENT_BYTES,
     linger_s: float = 2.0,
-    read_threads: int = 4,
+    read_threads: int | None = None,
   ):
     """Opens or makes the store and sweeps what dead writers left.
 
@@ -90,8 +93,9 @@ class OrbaxSegments:
     self._refresh(force=True)
     self._savers: queue.SimpleQueue[SegmentSaver] = queue.SimpleQueue()  # not in use
     self._incoming_bytes = 0  # of segments that are being saved
-    self._readers = ThreadPoolExecutor(read_threads, thread_name_prefix="segment-reads")
-    self._read_threads = read_threads
+    # Beyond the processors, threads only take turns: with a warm cache reading is computing.
+    self._read_threads = read_threads or min(_READ_THREADS, max(2, os.cpu_count() or 1))
+    self._readers = ThreadPoolExecutor(self._read_threads, thread_name_prefix="segment-reads")
     self._staging = Staging(
       page_bytes=page_bytes, batch_pages=self._batch_pages, linger_s=linger_s, lock=self._lock,
       is_durable=self._is_durable, commit=self._commit, idle=self._idle,
@@ -129,15 +133,23 @@ class OrbaxSegments:
   def contains(self, keys: Sequence[bytes]) -> np.ndarray:
     with self._lock:
       self._refresh()
-      return np.fromiter((self._find(key) is not None for key in keys), bool, len(keys))
+      return self._present(keys)
 
   def longest_prefix(self, keys: Sequence[bytes]) -> int:
     with self._lock:
       self._refresh()
-      for i, key in enumerate(keys):
-        if self._find(key) is None:
-          return i
+      for start in range(0, len(keys), _LOOKUPS):
+        present = self._present(keys[start : start + _LOOKUPS])
+        if not present.all():
+          return start + page_store.leading(present)
     return len(keys)
+
+  def _present(self, keys: Sequence[bytes]) -> np.ndarray:
+    """Which keys are in the index or on their way there: bool [keys]. Under the lock."""
+    present = self._index.find_all(keys) >= 0
+    for i in np.flatnonzero(~present).tolist() if self._staging.pages else ():
+      present[i] = self._staging.find(keys[i]) is not None
+    return present
 
   def list_keys(self) -> list[bytes]:
     """The keys of all durable pages."""
@@ -151,9 +163,6 @@ class OrbaxSegments:
       self._refresh()
       found = self._index.find(key)
       return None if found is None else (found[0].path, found[1])
-
-  def _find(self, key: bytes) -> tuple[Segment | Batch, int] | None:
-    return self._index.find(key) or self._staging.find(key)
 
   def _is_durable(self, key: bytes) -> bool:
     found = self._index.find(key)
@@ -169,18 +178,18 @@ class OrbaxSegments:
     page_store.check_pages(out, self.page_bytes)
     rows = page_store.rows_of(rows, len(keys))
     right = np.zeros(len(keys), bool)
-    runs = self._plan(range(len(keys)), keys, out, rows, right)
-    parts = segment_reads.share_out(runs, self.page_bytes, self._read_threads)
+    reads = self._plan(np.arange(len(keys)), keys, out, rows, right)
+    parts = segment_reads.share_out(reads, self.page_bytes, self._read_threads)
     future: Future[np.ndarray] = Future()
     left = len(parts)
 
-    def read_part(part: list[segment_reads.Run]) -> None:
+    def read_part(part: segment_reads.Reads) -> None:
       nonlocal left
       try:
-        vanished = self._read_runs(part, out, rows, right)
-        if vanished:  # merged elsewhere, perhaps
+        vanished = self._read(part, out, right)
+        if len(vanished):  # merged elsewhere, perhaps
           self._refresh(force=True)
-          self._read_runs(self._plan(vanished, keys, out, rows, right), out, rows, right)
+          self._read(self._plan(vanished, keys, out, rows, right), out, right)
       except Exception as error:  # a fault here must not leave anybody waiting
         log.exception("store: a read failed: %s", error)
       with self._lock:
@@ -197,65 +206,43 @@ class OrbaxSegments:
 
   def _plan(
     self,
-    wanted: Sequence[int],
+    wanted: np.ndarray,
     keys: Sequence[bytes],
     out: np.ndarray,
     rows: np.ndarray,
     right: np.ndarray,
-  ) -> list[segment_reads.Run]:
-    """Copies what is still in memory; the rest as runs of neighbours in their segments."""
-    runs: list[segment_reads.Run] = []
+  ) -> segment_reads.Reads:
+    """Copies what is still in memory of the pages `wanted`; where the rest lies."""
     with self._lock:
       self._refresh()
-      for i in wanted:
-        found = self._find(keys[i])
-        if found is None:
-          continue
-        place, row = found
-        if isinstance(place, Batch):
-          out[rows[i]] = place.pages[row]
+      places = self._index.find_all([keys[i] for i in wanted.tolist()])
+      for i in wanted[places < 0].tolist() if self._staging.pages else ():
+        pending = self._staging.find(keys[i])
+        if pending is not None:
+          batch, row = pending
+          out[rows[i]] = batch.pages[row]
           right[i] = True
-          continue
-        last = runs[-1] if runs else None
-        if last is not None and last.segment is place and last.row + len(last.wanted) == row:
-          last.wanted.append(i)
-        else:
-          place.touch()
-          runs.append(segment_reads.Run(place, row, [i]))
-    return runs
+      there = places >= 0
+      segments, which, found = self._index.places(places[there])
+      for segment in segments:
+        segment.touch()
+    wanted = wanted[there]
+    return segment_reads.Reads(segments, which, found, rows[wanted], wanted)
 
-  def _read_runs(
-    self, runs: list[segment_reads.Run], out: np.ndarray, rows: np.ndarray, right: np.ndarray
-  ) -> list[int]:
+  def _read(self, reads: segment_reads.Reads, out: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Reads and checks pages; gives those whose segment is gone."""
-    vanished: list[int] = []
-    for part in segment_reads.split(runs, self.page_bytes, page_checksum.BATCH_BYTES):
-      came: list[int] = []
-      expected: list[np.ndarray] = []
-      for run in part:
-        try:
-          file = run.segment.file or self._open(run.segment)
-          whole = segment_reads.read_run(run, file, out, rows)
-        except FileNotFoundError:
-          vanished += run.wanted
-          continue
-        except OSError as error:
-          log.warning("store: pages of %s cannot be read: %s", run.segment.name, error)
-          continue
-        came += run.wanted[:whole]
-        expected.append(run.segment.expected[run.row : run.row + whole])
-        if whole < len(run.wanted):
-          self._bury(run.segment, range(run.row + whole, run.row + len(run.wanted)), "short")
-      if not came:
-        continue
-      right[came] = segment_reads.check(out, rows[came], np.concatenate(expected))
-      if not right[came].all():
-        for run in part:
-          bad = [run.row + i for i, page in enumerate(run.wanted) if not right[page]]
-          self._bury(run.segment, bad, "not what was written")
-    return vanished
+    became = segment_reads.read(reads, out, self._open)
+    right[reads.wanted[became == segment_reads.RIGHT]] = True
+    for fault, reason in _FAULTS.items():
+      bad = became == fault
+      for i in np.unique(reads.which[bad]).tolist():
+        self._bury(reads.segments[i], reads.rows[bad & (reads.which == i)].tolist(), reason)
+    return reads.wanted[became == segment_reads.GONE]
 
   def _open(self, segment: Segment) -> RawFile:
+    file = segment.file
+    if file is not None:
+      return file
     with self._lock:
       return segment.open()
 
@@ -412,29 +399,20 @@ class OrbaxSegments:
     """Moves the live pages of some segments into a new one. Returns how many were still there."""
     with self._lock:  # a write may have evicted some since they were chosen
       sources = [s for s in map(self._index.segments.get, names) if s is not None]
-      runs = [run for source in sources for run in segment_reads.live_runs(source)]
+      reads = segment_reads.live_pages(sources)
     if not sources:
       return 0
-    pages = sum(len(run.wanted) for run in runs)
-    out = np.empty((pages, self.page_bytes), np.uint8)
-    start = 0
-    for run in runs:  # `wanted` becomes the row in `out`
-      run.wanted[:] = range(start, start + len(run.wanted))
-      start += len(run.wanted)
-    right = np.zeros(pages, bool)
-    self._read_runs(runs, out, np.arange(pages), right)
-    keys = np.concatenate([s.segment.keys[s.row : s.row + len(s.wanted)] for s in runs] or [[]])
-    expected = np.concatenate(
-      [s.segment.expected[s.row : s.row + len(s.wanted)] for s in runs] or [[]]
-    )
+    out = np.empty((len(reads.rows), self.page_bytes), np.uint8)
+    right = np.zeros(len(out), bool)
+    self._read(reads, out, right)
     if not right.all():
-      out, keys, expected = out[right], keys[right], expected[right]
+      out, reads = out[right], reads.take(right)
+    keys, expected = reads.keys(), reads.expected()
     merged = self._save(out, keys, expected) if len(out) else None
     with self._lock:
       if merged is not None:
         merged.used_s = max(source.used_s for source in sources)
-        dead = np.concatenate([s.segment.dead[s.row : s.row + len(s.wanted)] for s in runs])[right]
-        for row in np.flatnonzero(dead).tolist():  # deleted meanwhile
+        for row in np.flatnonzero(reads.dead()).tolist():  # deleted meanwhile
           self._index.bury(merged, row)
       for source in sources:
         if source.name in self._index.segments:

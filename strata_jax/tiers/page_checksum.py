@@ -21,7 +21,9 @@ _SEED = 0x57A7A  # part of the file format, as is the length of a row
 _ROW_WORDS = 512
 _ROW_BYTES = 8 * _ROW_WORDS
 _HALF = np.uint64(32)
-BATCH_BYTES = 1 << 19  # stays in the second-level cache between the passes
+CACHE_BYTES = 1 << 18  # of pages stay in the second-level cache between the passes
+_BLOCK_ROWS = CACHE_BYTES // _ROW_BYTES
+_FINISH_BYTES = 1 << 16  # of sums are hashed at a time
 
 
 @functools.lru_cache(maxsize=8)
@@ -34,28 +36,51 @@ def _multipliers(words: int) -> np.ndarray:
 
 def checksums(pages: np.ndarray) -> np.ndarray:
   """The checksums of `pages`, uint8 [n, page_bytes] with contiguous rows: uint64 [n]."""
-  batch = max(1, BATCH_BYTES // pages.shape[1])
-  if len(pages) <= batch:
-    return _hash(_sums(pages))
-  parts = [pages[start : start + batch] for start in range(0, len(pages), batch)]
-  return np.concatenate([_hash(_sums(part)) for part in parts])
+  sums = empty_sums(*pages.shape)
+  step = max(1, CACHE_BYTES // pages.shape[1])
+  for at in range(0, len(pages), step):
+    add_up(pages[at : at + step], sums[at : at + step])
+  return finish(sums)
 
 
-def _sums(pages: np.ndarray) -> np.ndarray:
-  """Sums of rows, sums of columns, and what is left over: uint64 [n, words]."""
+def empty_sums(count: int, page_bytes: int) -> np.ndarray:
+  """Where `add_up` puts the sums of pages: uint64 [count, words]."""
+  rows, left = divmod(page_bytes, _ROW_BYTES)
+  return np.empty((count, (rows + _ROW_WORDS if rows else 0) + -(-left // 8)), "<u8")
+
+
+def add_up(pages: np.ndarray, sums: np.ndarray) -> None:
+  """Sums of rows, sums of columns, and what is left over, of pages that a cache holds.
+
+  The first half of a checksum: the half that reads all bytes. `finish` is the other.
+
+  Args:
+    pages: uint8 [n, page_bytes], contiguous rows.
+    sums: uint64 [n, words], of `empty_sums`; is filled.
+  """
   count, page_bytes = pages.shape
   rows = page_bytes // _ROW_BYTES
   left = page_bytes - rows * _ROW_BYTES
   fixed = rows + _ROW_WORDS if rows else 0
-  sums = np.empty((count, fixed + -(-left // 8)), "<u8")
   if rows:
     words = pages[:, : rows * _ROW_BYTES].view("<u8").reshape(count, rows, _ROW_WORDS)
-    np.add.reduce(words, axis=2, out=sums[:, :rows])
-    np.add.reduce(words, axis=1, out=sums[:, rows:fixed])
+    columns = sums[:, rows:fixed]
+    np.add.reduce(words[:, :_BLOCK_ROWS], axis=2, out=sums[:, : min(rows, _BLOCK_ROWS)])
+    np.add.reduce(words[:, :_BLOCK_ROWS], axis=1, out=columns)
+    for at in range(_BLOCK_ROWS, rows, _BLOCK_ROWS):  # of a page that no cache holds
+      block = words[:, at : at + _BLOCK_ROWS]
+      np.add.reduce(block, axis=2, out=sums[:, at : min(at + _BLOCK_ROWS, rows)])
+      columns += np.add.reduce(block, axis=1)
   if left:
     sums[:, -1] = 0  # pads the last word
     sums[:, fixed:].view(np.uint8)[:, :left] = pages[:, page_bytes - left :]
-  return sums
+
+
+def finish(sums: np.ndarray) -> np.ndarray:
+  """The checksums whose sums these are: uint64 [n, words] -> uint64 [n]."""
+  step = max(1, _FINISH_BYTES // max(1, sums[:1].nbytes))
+  parts = [_hash(sums[at : at + step]) for at in range(0, len(sums), step)]
+  return np.concatenate(parts) if parts else np.empty(0, np.uint64)
 
 
 def _hash(vectors: np.ndarray) -> np.ndarray:

@@ -9,10 +9,11 @@ found to be bad, are listed in the file `dead`.
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import os
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -225,6 +226,16 @@ class SegmentIndex:
     if code is None:
       return None
     return self._numbered[code >> _ROW_BITS], code & ((1 << _ROW_BITS) - 1)
+
+  def find_all(self, keys: Sequence[bytes]) -> np.ndarray:
+    """Where pages lie, for `places`; negative where there is none: int64 [keys]."""
+    return np.fromiter(map(self._where.get, keys, itertools.repeat(-1)), np.int64, len(keys))
+
+  def places(self, found: np.ndarray) -> tuple[list[Segment], np.ndarray, np.ndarray]:
+    """Segments, and for each place that `find_all` found its segment among them and its row."""
+    numbers, which = np.unique(found >> _ROW_BITS, return_inverse=True)
+    segments = [self._numbered[number] for number in numbers.tolist()]
+    return segments, which, found & ((1 << _ROW_BITS) - 1)
 
   def add(self, segment: Segment) -> None:
     """Takes in a segment that is not there yet."""

@@ -15,7 +15,7 @@ import numpy as np
 from strata_jax.page_keys import KEY_BYTES
 from strata_jax.tiers import page_checksum
 
-_COPY_BYTES = 1 << 20  # copied and hashed while it is in the processor's cache
+_HASHED_STEPS = 16  # whose sums are finished together
 log = logging.getLogger(__name__)
 
 
@@ -74,11 +74,17 @@ class Batch:
 
   def fill(self, keys: list[bytes], pages: np.ndarray, rows: np.ndarray) -> None:
     """Copies pages in; nobody may see them before `publish`."""
-    step = max(1, _COPY_BYTES // pages.shape[1])
-    for at in range(0, len(keys), step):
-      to = slice(self.count + at, self.count + min(at + step, len(keys)))
-      np.take(pages, rows[at : at + step], axis=0, out=self.pages[to], mode="clip")
-      self.checksums[to] = page_checksum.checksums(self.pages[to])
+    step = max(1, page_checksum.CACHE_BYTES // pages.shape[1])
+    for begin in range(0, len(keys), _HASHED_STEPS * step):
+      taken = rows[begin : begin + _HASHED_STEPS * step]
+      to = slice(self.count + begin, self.count + begin + len(taken))
+      filled = self.pages[to]
+      sums = page_checksum.empty_sums(*filled.shape)
+      for at in range(0, len(taken), step):
+        part = slice(at, at + step)
+        np.take(pages, taken[part], axis=0, out=filled[part], mode="clip")
+        page_checksum.add_up(filled[part], sums[part])
+      self.checksums[to] = page_checksum.finish(sums)
     joined = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
     self.keys[self.count : self.count + len(keys)] = joined
 

@@ -74,7 +74,9 @@ def test_many_pages_fill_many_segments(make, tmp_path):
   store = make()
   keys = keys_of("a", 35)
   assert write(store, keys) == 35
-  assert [load_segment(str(path)).pages for path in segments(tmp_path)] == [10, 10, 10, 5]
+  # Two threads commit: which of them is first is open.
+  sizes = sorted(load_segment(str(path)).pages for path in segments(tmp_path))
+  assert sizes == [5, 10, 10, 10]
   assert check_read(store, keys).all()
   order = np.random.default_rng(0).permutation(35)
   assert check_read(store, [keys[i] for i in order]).all()
