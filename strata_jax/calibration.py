@@ -187,7 +187,7 @@ def _fit_prefill(found: Found, prefill: Steps, backup_s: np.ndarray, decode_base
     loss = lambda fixed_s, apart=apart: (
       fit_pass(fixed_s, apart).loss + 1e-6 * abs(fixed_s - usual_s) / decode_base_s
     )
-    fixed_s, _ = least_absolute.minimize(loss, low_s, decode_base_s)
+    fixed_s, _ = least_absolute.minimize(loss, low_s, decode_base_s, grid=9, rounds=24)
     one = fit_pass(fixed_s, apart)
     if best is None or one.loss < 0.98 * best[0]:
       best = (one.loss, apart, fixed_s, one)

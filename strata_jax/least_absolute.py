@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-_ROUNDS = 30
+_ROUNDS = 16
 _PASSES = 3
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -60,10 +60,10 @@ def _free(features: np.ndarray, target: np.ndarray) -> np.ndarray:
   for round_ in range(_ROUNDS):
     weighted = scaled.T * weights
     matrix = weighted @ scaled
-    matrix[np.diag_indices_from(matrix)] *= 1 + 1e-12  # equal columns share their part
+    matrix.flat[:: len(matrix) + 1] *= 1 + 1e-12  # equal columns share their part
     found = np.linalg.solve(matrix, weighted @ target)
     residuals = np.abs(scaled @ found - target)
-    floor = max(1e-9, 0.1 * 0.6**round_)
+    floor = max(1e-9, 0.1 * 0.35**round_)
     weights = 1.0 / np.maximum(residuals, floor)
   return found / units
 
