@@ -16,6 +16,7 @@ import pathlib
 from experiments import flags, measured_run, run_folder, throughput_plan
 from strata_jax import calibrated_profile, calibration, calibration_steps, profile, simulation
 from strata_jax.calibration_steps import Steps
+from strata_jax.executors.buckets import Buckets
 from strata_jax.systems import SystemConfig
 
 FLAGS = flags.FlagSet("Fits a profile of the simulation to measured steps.")
@@ -39,13 +40,15 @@ def main(args: flags.Args) -> None:
   with flags.usage_errors():
     base = profile.load(args.base_profile, args.base_folder)
     calibrated_profile.check_name(args.name, args.base_profile, args.base_folder)
-    steps, system, source, points = _measured(args)
-    io = simulation.io_config(system)
-    found = calibration.calibrate(steps, base, io, min_steps=args.min_steps)
+    measured = _measured(args)
+    steps, system = measured.steps, measured.system
+    found = calibration.calibrate(
+      steps, base, simulation.io_config(system), buckets=measured.buckets, min_steps=args.min_steps
+    )
     out = run_folder.open_run(args.out, {"flags": args.as_dict(), "system": system})
     written = calibrated_profile.write(
       found, base=args.base_profile, base_folder=args.base_folder, name=args.name, out=out,
-      source=source,
+      source=measured.source,
     )  # fmt: skip
     profile.load(written, out)
   for line in calibration.kinds(found.residuals):
@@ -58,10 +61,11 @@ def main(args: flags.Args) -> None:
       "profile": written,
       "base_profile": args.base_profile,
       "run": args.run,
-      "source": source,
+      "source": measured.source,
       "system": system.name,
       "page_size": system.page_size,
-      "points": points,
+      "points": measured.points,
+      "buckets": measured.buckets,
       "steps": len(steps.started_s),
       "fitted": {key: dataclasses.asdict(one) for key, one in found.fitted.items()},
       "kept": found.kept,
@@ -70,8 +74,18 @@ def main(args: flags.Args) -> None:
   )
 
 
-def _measured(args: flags.Args) -> tuple[Steps, SystemConfig, str, list[int]]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Measured:
   """Steps, how they were run, where they come from, and the ids of their points."""
+
+  steps: Steps
+  system: SystemConfig
+  source: str
+  points: list[int]
+  buckets: Buckets | None
+
+
+def _measured(args: flags.Args) -> _Measured:
   if measured_run.is_points_folder(args.run):
     run = measured_run.MeasuredRun(args.run)
     points = run.chosen(point=args.point, system=args.system, rate=args.rate)
@@ -79,8 +93,10 @@ def _measured(args: flags.Args) -> tuple[Steps, SystemConfig, str, list[int]]:
     each = [calibration_steps.read(run.steps(point), f"{path}, {point}") for point in points]
     first = points[0]
     source = f"{run.source}, {first.label} at {first.rate_rps:g} requests/s"
-    ids = [point.point_id for point in points]
-    return calibration_steps.join(each), first.system, source, ids
+    return _Measured(
+      steps=calibration_steps.join(each), system=first.system, source=source,
+      points=[point.point_id for point in points], buckets=run.buckets(first),
+    )  # fmt: skip
   if args.point is not None or args.rate is not None:
     raise ValueError(f"--point, --rate: expected none for a folder of one run, got {args.run}")
   if args.system is None:
@@ -91,7 +107,10 @@ def _measured(args: flags.Args) -> tuple[Steps, SystemConfig, str, list[int]]:
   steps = calibration_steps.read(list(measured_run.read_rows(path)), str(path))
   config = measured_run.read_json(folder / "config.json")
   source = f"{args.run}, {config.get('device_kind')}, commit {config.get('git_sha')}"
-  return steps, contender.system, f"{source}, {args.system}", []
+  return _Measured(
+    steps=steps, system=contender.system, source=f"{source}, {args.system}", points=[],
+    buckets=None,
+  )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -14,13 +14,14 @@ from typing import Any
 
 from experiments import synthetic_flags, throughput_plan
 from experiments.synthetic_flags import ShapeConfig
-from strata_jax.config import ServingConfig
+from strata_jax.config import MODELS, ServingConfig
+from strata_jax.executors.buckets import Buckets, make_buckets
 from strata_jax.scheduler.views import Costs
 from strata_jax.simulation import PoolSizes
 from strata_jax.systems import SystemConfig
 from strata_jax.workloads import arrivals
 from strata_jax.workloads.request import Request
-from strata_jax.workloads.workload import Workload
+from strata_jax.workloads.workload import Workload, output_tokens
 
 Row = dict[str, Any]
 
@@ -108,6 +109,26 @@ class MeasuredRun:
       device_tokens=need(point.row, path, "device_tokens"),
       host_tokens=need(point.row, path, "host_tokens"),
     )
+
+  def buckets(self, point: MeasuredPoint) -> Buckets:
+    """The shapes that its executor padded to, as `executor_flags.make` chooses them.
+
+    Raises:
+      ValueError: the folder does not say how its executor was made.
+    """
+    of_executor = lambda field: need(
+      self._of_bench("executor"), self._config_path, field, prefix="config.bench.executor"
+    )
+    if self.model not in MODELS:
+      raise ValueError(f"{self._config_path}: expected a known model, got {self.model!r}")
+    requests = self._plain_workload.requests
+    page_size = point.system.page_size
+    return make_buckets(
+      MODELS[self.model].page_layout(page_size), self.serving,
+      device_pages=self.pools(point).device_tokens // page_size,
+      context_tokens=max(len(r.prompt_ids) + output_tokens(r) for r in requests),
+      piece_tokens=of_executor("piece_tokens"), prefill_rows=of_executor("prefill_rows"),
+    )  # fmt: skip
 
   def shown_costs(self, point: MeasuredPoint) -> Costs | None:
     """What its policy was shown; None: it is not on file."""

@@ -102,7 +102,7 @@ def replay(run: MeasuredRun, point: MeasuredPoint, machine: Profile) -> dict[str
   found = simulation.simulate(
     workload, machine, point.system, serving=run.serving, pools=run.pools(point),
     initial_cache=run.initial_cache if point.system.host else "cold",
-    shown_costs=run.shown_costs(point), whole_decodes=True,
+    shown_costs=run.shown_costs(point), whole_decodes=True, buckets=run.buckets(point),
   )  # fmt: skip
   summary = found.summary()
   lost = summary["refused"] + summary["aborted"]

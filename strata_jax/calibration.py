@@ -17,6 +17,8 @@ from strata_jax import least_absolute
 from strata_jax.calibration_found import Fitted, Found
 from strata_jax.calibration_steps import Steps
 from strata_jax.cost_model import CostModel, IoConfig
+from strata_jax.executors.buckets import Buckets
+from strata_jax.executors.step_shapes import shapes_of
 from strata_jax.profile import Profile
 
 _MOST_STEPS = 1500  # of a kind that a fit looks at
@@ -44,13 +46,16 @@ class Calibration:
   residuals: dict[str, Residual]  # by kind of step
 
 
-def calibrate(steps: Steps, base: Profile, io: IoConfig, *, min_steps: int = 20) -> Calibration:
+def calibrate(
+  steps: Steps, base: Profile, io: IoConfig, *, buckets: Buckets | None = None, min_steps: int = 20
+) -> Calibration:
   """Fits `base` to steps of one system.
 
   Args:
     steps: of one run.
     base: where numbers come from that steps do not tell; one device, no experts.
     io: how the system moved pages.
+    buckets: shapes that the executor padded prefills to; None: not known.
     min_steps: of each kind that is needed.
 
   Raises:
@@ -76,22 +81,22 @@ def calibrate(steps: Steps, base: Profile, io: IoConfig, *, min_steps: int = 20)
       raise ValueError(f"expected at least {min_steps} {kind}, got {count}")
   found = Found(base)
   _fit_gap(found, steps)
-  costs = CostModel(base, io)
+  costs = CostModel(base, io, buckets)
   token_s = costs.token_bytes() / costs.backup_rate if costs.backup_rate else 0.0
   backup_s = lambda some: token_s * some.backup_tokens
   decode_base_s = _fit_decode(found, decode, backup_s(decode))
   fewer = prefill.thinned(_MOST_STEPS)
-  _fit_prefill(found, fewer, backup_s(fewer), decode_base_s)
-  _fit_backups(found, quiet, io, backup_s(quiet))
+  _fit_prefill(found, fewer, backup_s(fewer), decode_base_s, buckets)
+  model = lambda: CostModel(found.profile, io, buckets)
+  _fit_backups(found, quiet, model(), backup_s(quiet))
   if loads_wanted:
-    beside.fit_loads(found, steps, io, min_steps)
-    beside.fit_beside(found, steps, io, min_steps)
-  profile = found.profile
+    beside.fit_loads(found, steps, model(), min_steps)
+    beside.fit_beside(found, steps, model(), min_steps)
   return Calibration(
-    profile=profile,
+    profile=found.profile,
     fitted=found.fitted,
     kept=found.kept,
-    residuals=_residuals(steps, decode, prefill, profile, io, loads_wanted),
+    residuals=_residuals(steps, decode, prefill, model(), loads_wanted),
   )
 
 
@@ -134,14 +139,41 @@ class _Passes:
   seconds: np.ndarray  # [passes]
   count: np.ndarray  # chunks [passes]
   backup_s: np.ndarray  # [passes]
-  owner: np.ndarray  # int [chunks]
-  tokens: np.ndarray  # [chunks]
-  products: np.ndarray  # new tokens times mean context [chunks]
-  read: np.ndarray  # tokens whose KV is read [chunks]
+  batch_owner: np.ndarray  # int [batches]: what reads the weights once
+  tokens: np.ndarray  # [batches]
+  owner: np.ndarray  # int [pieces]: what attends to one context
+  products: np.ndarray  # new tokens times mean context [pieces]
+  read: np.ndarray  # tokens whose KV is read [pieces]
 
   def sum(self, values: np.ndarray) -> np.ndarray:
-    """Of chunks, by pass."""
+    """Of pieces, by pass."""
     return np.bincount(self.owner, values, len(self.seconds))
+
+  def sum_batches(self, values: np.ndarray) -> np.ndarray:
+    """Of batches, by pass."""
+    return np.bincount(self.batch_owner, values, len(self.seconds))
+
+
+def _passes(prefill: Steps, backup_s: np.ndarray, apart: bool, buckets: Buckets | None) -> _Passes:
+  """All chunks are one batch, or each is one of its own, or they are packed into buckets."""
+  batches: list[tuple[int, int]] = []
+  pieces: list[tuple[int, float, int]] = []
+  for index, chunks in enumerate(prefill.chunks):
+    if buckets is not None:
+      sizes, parts = shapes_of(chunks, buckets)
+      pieces += [(index, p.padded * (p.before + 0.5 * p.tokens), p.before + p.tokens)
+                 for p in parts]  # fmt: skip
+    else:
+      sizes = [new for new, _ in chunks] if apart else [sum(new for new, _ in chunks)]
+      pieces += [(index, new * (before + 0.5 * new), before + new) for new, before in chunks]
+    batches += [(index, size) for size in sizes]
+  batch_owner, tokens = np.array(batches, np.float64).T
+  owner, products, read = np.array(pieces, np.float64).T
+  return _Passes(
+    seconds=prefill.prefill_s, count=np.array([len(one) for one in prefill.chunks], np.float64),
+    backup_s=backup_s, batch_owner=batch_owner.astype(np.int64), tokens=tokens,
+    owner=owner.astype(np.int64), products=products, read=read,
+  )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,18 +188,14 @@ class _PassFit:
   telling: tuple[int, int]  # passes in which products by tokens, and those of attention, count
 
 
-def _fit_prefill(found: Found, prefill: Steps, backup_s: np.ndarray, decode_base_s: float) -> None:
+def _fit_prefill(
+  found: Found, prefill: Steps, backup_s: np.ndarray, decode_base_s: float,
+  buckets: Buckets | None,
+) -> None:  # fmt: skip
   """A pass is fixed + chunks + products of tokens, or the weights' reading, + attention.
 
   What a decode step without requests takes is the reading of the weights and what is fixed.
   """
-  flat = [(i, new, before) for i, one in enumerate(prefill.chunks) for new, before in one]
-  owner, new, before = np.array(flat, np.int64).T
-  passes = _Passes(
-    seconds=prefill.prefill_s, count=np.array([len(one) for one in prefill.chunks], np.float64),
-    backup_s=backup_s, owner=owner, tokens=new.astype(np.float64),
-    products=new * (before + 0.5 * new), read=(new + before).astype(np.float64),
-  )  # fmt: skip
   profile, model = found.profile, found.profile.model
   hardware = profile.hardware
   token_s = 2.0 * model.layer_params / (hardware.matmul_flops * hardware.matmul_efficiency)
@@ -178,11 +206,14 @@ def _fit_prefill(found: Found, prefill: Steps, backup_s: np.ndarray, decode_base
   low_s = decode_base_s * head / (1 + head)
   usual_s = (hardware.pass_overhead_s + head * decode_base_s) / (1 + head)
 
+  several = max(len(one) for one in prefill.chunks) > 1 and buckets is None
+  ways = {apart: _passes(prefill, backup_s, apart, buckets) for apart in {False, several}}
+
   def fit_pass(fixed_s: float, apart: bool) -> _PassFit:
-    return _fit_pass(passes, fixed_s, decode_base_s - fixed_s, kv_s, start, apart)
+    return _fit_pass(ways[apart], fixed_s, decode_base_s - fixed_s, kv_s, start)
 
   best: tuple[float, bool, float, _PassFit] | None = None
-  for apart in sorted({False, bool(passes.count.max() > 1)}):
+  for apart in sorted(ways):
     # The second term decides only where the steps do not tell.
     loss = lambda fixed_s, apart=apart: (
       fit_pass(fixed_s, apart).loss + 1e-6 * abs(fixed_s - usual_s) / decode_base_s
@@ -193,13 +224,16 @@ def _fit_prefill(found: Found, prefill: Steps, backup_s: np.ndarray, decode_base
       best = (one.loss, apart, fixed_s, one)
   assert best is not None
   _, apart, fixed_s, one = best
-  steps = len(passes.seconds)
+  steps = len(prefill.chunks)
   rate = model.layer_params * model.weight_item_bytes / max(one.weights_s, 1e-9)
   head_s = model.head_params * model.weight_item_bytes / rate
   found.put("hardware.weight_read_bytes_per_s", rate, steps)
   found.put("hardware.pass_overhead_s", max(0.0, fixed_s - head_s), steps)
   found.put("executor.chunk_overhead_s", one.chunk_s, steps)
-  found.put("executor.chunks_apart", float(apart), steps)
+  if buckets is None:
+    found.put("executor.chunks_apart", float(apart), steps)
+  else:
+    found.keep("executor.chunks_apart", "batches of prefills are those of the known shapes")
   for key, telling, value in (
     ("hardware.matmul_efficiency", one.telling[0],
      2.0 * model.layer_params / (hardware.matmul_flops * one.token_s)),
@@ -213,7 +247,6 @@ def _fit_prefill(found: Found, prefill: Steps, backup_s: np.ndarray, decode_base
 
 def _fit_pass(
   passes: _Passes, fixed_s: float, weights_s: float, kv_s: float, start: tuple[float, float],
-  apart: bool,
 ) -> _PassFit:  # fmt: skip
   """The terms of a pass, what is fixed being given.
 
@@ -226,15 +259,9 @@ def _fit_pass(
     by_products = product_s * passes.products > kv_s * passes.read
     known = fixed_s + passes.sum(np.where(by_products, 0.0, kv_s * passes.read))
     products = passes.sum(np.where(by_products, passes.products, 0.0))
-    if apart:
-      by_tokens = token_s * passes.tokens > weights_s
-      tokens = passes.sum(np.where(by_tokens, passes.tokens, 0.0))
-      known = known + weights_s * passes.sum(np.where(by_tokens, 0.0, 1.0))
-    else:
-      tokens = passes.sum(passes.tokens)
-      many = token_s * tokens > weights_s
-      tokens = np.where(many, tokens, 0.0)
-      known = known + np.where(many, 0.0, weights_s)
+    by_tokens = token_s * passes.tokens > weights_s
+    tokens = passes.sum_batches(np.where(by_tokens, passes.tokens, 0.0))
+    known = known + weights_s * passes.sum_batches(np.where(by_tokens, 0.0, 1.0))
     telling = tuple(
       int((one * rate > _TELLING * seconds).sum())
       for one, rate in ((tokens, token_s), (products, product_s))
@@ -260,7 +287,7 @@ def _fit_pass(
   return best
 
 
-def _fit_backups(found: Found, quiet: Steps, io: IoConfig, backup_s: np.ndarray) -> None:
+def _fit_backups(found: Found, quiet: Steps, costs: CostModel, backup_s: np.ndarray) -> None:
   """Which share of its backups a step waits for."""
   with_backups = backup_s > 0
   if not with_backups.any():
@@ -268,7 +295,7 @@ def _fit_backups(found: Found, quiet: Steps, io: IoConfig, backup_s: np.ndarray)
     return
   some, backup_s = quiet.take(with_backups), backup_s[with_backups]
   measured_s = np.where(some.has_prefill, some.prefill_s, some.decode_s)
-  predicted_s = np.where(some.has_prefill, *beside.predict(some, CostModel(found.profile, io)))
+  predicted_s = np.where(some.has_prefill, *beside.predict(some, costs))
   share = least_absolute.weighted_median(
     (measured_s - predicted_s) / backup_s, backup_s / np.maximum(measured_s, predicted_s)
   )
@@ -276,9 +303,8 @@ def _fit_backups(found: Found, quiet: Steps, io: IoConfig, backup_s: np.ndarray)
 
 
 def _residuals(
-  steps: Steps, decode: Steps, prefill: Steps, profile: Profile, io: IoConfig, loads: bool
+  steps: Steps, decode: Steps, prefill: Steps, costs: CostModel, loads: bool
 ) -> dict[str, Residual]:
-  costs = CostModel(profile, io)
   found = {}
 
   def add(kind: str, predicted: np.ndarray, measured: np.ndarray) -> None:

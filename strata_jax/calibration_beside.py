@@ -12,10 +12,11 @@ import numpy as np
 from strata_jax import least_absolute
 from strata_jax.calibration_found import Found
 from strata_jax.calibration_steps import Steps
-from strata_jax.cost_model import CostModel, IoConfig
+from strata_jax.cost_model import CostModel
 
 _MOST_STEPS = 250
 _LOADING = 0.7  # a load counts where the compute beside it takes at most this share of its time
+_LOADS = 8  # so many of them are enough
 _MOST_SLOWDOWN, _MOST_GATE_S = 4.0, 2e-3
 _TOLD = 1e-4  # by how much an error must grow with another value
 _BETTER = 0.98  # how much smaller the loss must be for compute to wait for loads
@@ -33,13 +34,13 @@ def predict(steps: Steps, costs: CostModel) -> tuple[np.ndarray, np.ndarray]:
   return np.array(prefill_s), np.array(decode_s)
 
 
-def fit_loads(found: Found, steps: Steps, io: IoConfig, min_steps: int) -> None:
-  """Latency and rate, from loads that compute does not pace."""
-  costs = CostModel(found.profile, io)
+def fit_loads(found: Found, steps: Steps, costs: CostModel, min_steps: int) -> None:
+  """Latency and rate, from loads that compute does not pace; `costs` are of what was found yet."""
+  io = costs.io
   measured_s, tokens = _pure_loads(steps, costs)
   size_bytes = tokens * costs.token_bytes()
   keys = ("hardware.transfer_latency_s", f"load.{io.load_backend}")
-  if len(measured_s) < min_steps:
+  if len(measured_s) < min(min_steps, _LOADS):
     why = (
       f"only {len(measured_s)} of {len(steps.loads.tokens)} launches took longer than the compute"
     )
@@ -60,12 +61,11 @@ def fit_loads(found: Found, steps: Steps, io: IoConfig, min_steps: int) -> None:
   found.put_load_rate(1.0 / float(byte_s), io, len(measured_s))
 
 
-def fit_beside(found: Found, steps: Steps, io: IoConfig, min_steps: int) -> None:
+def fit_beside(found: Found, steps: Steps, costs: CostModel, min_steps: int) -> None:
   """Slowdowns, the cost of a gate, and whether compute waits for loads that it does not read."""
   kind = "copy"
-  if io.load_backend in ("kernel", "auto"):
-    kind = "kernel" if io.capped_blocks else "kernel_uncapped"
-  costs = CostModel(found.profile, io)
+  if costs.io.load_backend in ("kernel", "auto"):
+    kind = "kernel" if costs.io.capped_blocks else "kernel_uncapped"
   prefill = steps.take(steps.has_loads & steps.has_prefill & ~steps.disturbed).thinned(_MOST_STEPS)
   decode = _decode_beside(steps, costs).thinned(_MOST_STEPS)
   base, usual_gate_s = found.profile.interference[kind], found.profile.hardware.gate_s

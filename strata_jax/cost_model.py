@@ -8,7 +8,8 @@ A decode step is the same with t_i = 1 and the overlap of nothing. A transfer of
 latency + bytes / rate(back end, fragment bytes).
 
 What an executor adds (`profile.ExecutorCosts`): an overhead for each chunk and each request of a
-decode step; with `chunks_apart` the matmul of a pass is the sum of its chunks' own.
+decode step; with `chunks_apart` the matmul of a pass is the sum of its chunks' own. Prefills that
+are padded to buckets cost what the padded shapes do.
 """
 
 import dataclasses
@@ -16,6 +17,8 @@ import math
 from collections.abc import Sequence
 
 from strata_jax import validation
+from strata_jax.executors.buckets import Buckets
+from strata_jax.executors.step_shapes import shapes_of
 from strata_jax.profile import Link, Profile
 from strata_jax.scheduler.views import Costs
 
@@ -49,8 +52,10 @@ class IoConfig:
 class CostModel:
   """The costs of one model on one machine with one way to move pages."""
 
-  def __init__(self, profile: Profile, io: IoConfig) -> None:
+  def __init__(self, profile: Profile, io: IoConfig, buckets: Buckets | None = None) -> None:
+    """Takes a profile, how pages are moved, and the shapes that prefills are padded to, if any."""
     self.profile = profile
+    self.buckets = buckets
     self.io = io
     hardware, model = profile.hardware, profile.model
     self.layers = model.num_layers
@@ -77,6 +82,8 @@ class CostModel:
 
   def prefill_layer_s(self, chunks: Sequence[tuple[int, int]]) -> float:
     """One layer of a pass over chunks (new tokens, context tokens), nothing else running."""
+    if self.buckets is not None:
+      return self._padded_layer_s(chunks, self.buckets)
     model, executor = self.profile.model, self._executor
     tokens = sum(new for new, _ in chunks)
     if executor.chunks_apart:
@@ -90,6 +97,20 @@ class CostModel:
       flops_s = model.attention_flops_token_context_layer * products / self._attention_flops
       attention_s += max(flops_s, (context + new) * self._kv_read_s)
     return matmul_s / self.layers + attention_s + self._allreduce_s(tokens)
+
+  def _padded_layer_s(self, chunks: Sequence[tuple[int, int]], buckets: Buckets) -> float:
+    """The same in padded shapes: each batch is a pass, padded tokens attend like others."""
+    batches, pieces = shapes_of(chunks, buckets)
+    matmul_s = math.fsum(self._matmul_s(tokens) for tokens in batches)
+    matmul_s += len(chunks) * self._executor.chunk_overhead_s
+    product_s = self.profile.model.attention_flops_token_context_layer / self._attention_flops
+    attention_s = math.fsum(
+      max(
+        product_s * padded * (before + 0.5 * tokens), (before + tokens) * self._kv_read_s
+      )
+      for tokens, padded, before in pieces
+    )  # fmt: skip
+    return matmul_s / self.layers + attention_s + self._allreduce_s(sum(batches))
 
   def prefill_s(self, chunks: Sequence[tuple[int, int]]) -> float:
     """A whole pass without any load."""

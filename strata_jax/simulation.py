@@ -24,6 +24,7 @@ from strata_jax import (
 from strata_jax.cache_controller import CacheController
 from strata_jax.config import CacheConfig, ServingConfig, StorageConfig
 from strata_jax.cost_model import CostModel, IoConfig
+from strata_jax.executors.buckets import Buckets
 from strata_jax.executors.simulated import SimulatedExecutor
 from strata_jax.executors.simulated_storage import SimulatedStorage
 from strata_jax.executors.timeline import CostTimeline, InstantTimeline
@@ -84,9 +85,7 @@ class SimulatedRun:
     }
 
 
-def find_profile(
-  hardware: str, model: str, folder: pathlib.Path | str = profile.FOLDER
-) -> Profile:
+def find_profile(hardware: str, model: str, folder: pathlib.Path | str = profile.FOLDER) -> Profile:
   """`<hardware>_<model>`, or the one with its degree of tensor parallelism behind it.
 
   Raises ValueError with the profiles there are in the folder.
@@ -177,6 +176,7 @@ def simulate(
   check: bool = True,
   shown_costs: Costs | None = None,
   whole_decodes: bool = False,
+  buckets: Buckets | None = None,
 ) -> SimulatedRun:
   """Serves the workload on a virtual clock.
 
@@ -193,6 +193,7 @@ def simulate(
     progress: called when a request is over.
     check: raise CheckError where the run breaks a law that every run keeps.
     shown_costs: what the policy is shown; None: the profile's.
+    buckets: shapes that prefills are padded to, as by a real executor; None: exact ones.
     whole_decodes: no event ends the decode steps of a plan early, as in a real run.
 
   Raises:
@@ -201,7 +202,7 @@ def simulate(
   if initial_cache not in INITIAL_CACHES:
     expected = ", ".join(INITIAL_CACHES)
     raise ValueError(f"initial_cache: expected one of {expected}, got {initial_cache!r}")
-  costs = CostModel(machine, io_config(system))
+  costs = CostModel(machine, io_config(system), buckets)
   cache = cache_config(system, machine, workload, pools)
   scheduler = system.scheduler_config
   chosen = policy_loading.load_policy(policy or system.policy, scheduler)

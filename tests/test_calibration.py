@@ -8,6 +8,8 @@ from strata_jax import calibrated_profile, calibration, calibration_steps, least
 from strata_jax import profile as profiles
 from strata_jax import simulation as sim
 from strata_jax.cost_model import CostModel
+from strata_jax.executors import prefill_batches, step_shapes
+from strata_jax.executors.buckets import Buckets, smallest_bucket
 from strata_jax.executors.protocol import BackupWork, LoadWork, PrefillWork, StepWork
 from strata_jax.executors.timeline import CostTimeline
 from strata_jax.profile import ExecutorCosts
@@ -361,3 +363,69 @@ def test_the_smallest_loss_is_found_between_the_points_of_the_grid():
 def test_a_weighted_median():
   values, weights = np.array([5.0, 1.0, 9.0]), np.array([1.0, 1.0, 3.0])
   assert least_absolute.weighted_median(values, weights) == 9.0
+
+
+# Padded shapes
+
+BUCKETS = Buckets(
+  chunk_tokens=(32, 128, 512), decode_requests=(1, 4, 16), transfer_pages=(64,), table_pages=900,
+  prefill_rows=(1, 4, 16),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("tokens", "batches"),
+  [
+    ([20], [32]),
+    ([20, 30, 31], [4 * 32]),  # three rows take the program of four
+    ([20] * 5, [16 * 32]),
+    ([100] * 5, [4 * 128, 128]),  # at most 512 tokens in a batch
+    ([20, 100], [32, 128]),
+    ([1100], [512, 512, 128]),  # pieces of one chunk follow each other
+    ([512, 512], [512, 512]),
+  ],
+)
+def test_prefills_are_packed_as_the_executor_packs_them(tokens, batches):
+  found = step_shapes.shapes_of([(count, 1000) for count in tokens], BUCKETS)
+  assert found.batches == batches
+  works = [
+    PrefillWork(
+      request_id=index, token_ids=slots(count), start=0, samples=True,
+      page_table=slots(40) + 40 * index,
+    )
+    for index, count in enumerate(tokens)
+  ]  # fmt: skip
+  packed = prefill_batches.pack(works, BUCKETS, page_size=32, device_pages=400)
+  rows = [
+    batch.padded_tokens
+    * smallest_bucket(len(batch.pieces), BUCKETS.batch_rows(batch.padded_tokens))
+    for batch in packed
+  ]
+  assert rows == batches
+
+
+def test_padded_prefills_cost_their_shapes():
+  io = sim.io_config(system("strata"))
+  exact, padded = CostModel(BASE, io), CostModel(BASE, io, BUCKETS)
+  assert padded.prefill_s([(512, 0)]) == pytest.approx(exact.prefill_s([(512, 0)]))
+  weights_s = 2 * BASE.model.layer_params / BASE.hardware.weight_read_bytes_per_s
+  apart_s = padded.prefill_s([(20, 0), (100, 0)]) - exact.prefill_s([(20, 0), (100, 0)])
+  assert apart_s == pytest.approx(weights_s, rel=0.05)  # two batches read the weights twice
+  long = [(512, 90_000)]
+  assert padded.prefill_s([(400, 90_000)]) == pytest.approx(padded.prefill_s(long), rel=1e-3)
+  assert padded.decode_step_s(3, 100) == exact.decode_step_s(3, 100)
+
+
+def test_numbers_are_found_again_through_padded_shapes():
+  machine = perturbed(dataclasses.replace(FREE, loads_hold_compute=1.0))
+  workload = arrivals.poisson(synthetic.documents(SHAPE), 15.0, 0)
+  run = sim.simulate(
+    workload, machine, system("strata"), whole_decodes=True, buckets=BUCKETS,
+    pools=sim.PoolSizes(device_tokens=60_000, host_tokens=200_000),
+  )  # fmt: skip
+  rows = [row._asdict() for row in run.result.steps]
+  found = fit(rows, "strata", buckets=BUCKETS)
+  expected = truth(machine, "strata")
+  for key, one in found.fitted.items():
+    assert one.value == pytest.approx(expected[key], rel=0.02, abs=1e-6), key
+  assert set(found.kept) == {"executor.chunks_apart"}

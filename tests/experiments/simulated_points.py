@@ -8,6 +8,7 @@ from experiments.synthetic_flags import ShapeConfig, generate
 from experiments.throughput_bench import BenchConfig
 from experiments.throughput_folder import PointsFolder
 from strata_jax import config, simulation
+from strata_jax.executors.buckets import make_buckets
 from strata_jax.scheduler.views import Costs
 from strata_jax.workloads import arrivals
 
@@ -17,12 +18,22 @@ SHAPE = ShapeConfig(contexts=12, context_tokens=4000.0, queries=150)
 SEED = 3
 
 
+def buckets(page_size, workload):
+  """The shapes of an executor of the default config."""
+  longest = max(len(r.prompt_ids) + r.max_new_tokens for r in workload.requests)
+  return make_buckets(
+    config.MODELS["llama31_8b"].page_layout(page_size), SERVING,
+    device_pages=POOLS.device_tokens // page_size, context_tokens=longest, piece_tokens=512,
+    prefill_rows=4,
+  )  # fmt: skip
+
+
 def write(out, machine, systems, rates, *, repeats=1, shape=SHAPE, shown=None):
   """Serves all points on `machine`, a profile. `shown`: the costs that policies see, if any."""
   contenders = throughput_plan.contenders(systems, rates)
   bench = BenchConfig(
     model=config.MODELS["llama31_8b"], device_tokens=POOLS.device_tokens,
-    host_tokens=POOLS.host_tokens, serving=SERVING, executor=ExecutorConfig(),
+    host_tokens=POOLS.host_tokens, serving=SERVING, executor=ExecutorConfig(prefill_rows=4),
     initial_cache="host_warm", with_costs=shown is not None, point_limit_s=60.0, seed=SEED,
   )  # fmt: skip
   plain = generate("loogle_like", shape, SEED)
@@ -41,6 +52,7 @@ def write(out, machine, systems, rates, *, repeats=1, shape=SHAPE, shown=None):
     run = simulation.simulate(
       limited, machine, contender.system, serving=SERVING, pools=POOLS, initial_cache="host_warm",
       shown_costs=shown or Costs(), whole_decodes=True,
+      buckets=buckets(contender.system.page_size, plain),
     )  # fmt: skip
     summary = run.summary()
     row = {
