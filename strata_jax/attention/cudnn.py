@@ -4,6 +4,9 @@ The context part reads the pages where they lie: `[pages, 2, page_size, ...]` is
 blocks of K or V, K of page p in block 2p and V in block 2p + 1. cuDNN's causal masks are aligned to
 the first key, which is wrong behind a context, so the chunk part is a call of its own and the two
 are merged by their log-sum-exp.
+
+A kernel gives all keys of a row to the same few thread blocks. Where a batch has too few of them to
+fill the device, the context is cut into parts that are rows of their own, merged likewise.
 """
 
 import jax
@@ -13,6 +16,10 @@ from jax._src.cudnn import fused_attention_stablehlo as fused
 from strata_jax.attention import merge
 
 _LARGEST_HEAD = 256  # on Hopper
+_QUERY_TILE = 128  # queries of one head that share a thread block
+_BLOCKS = 264  # thread blocks that fill a device: twice the SMs of an H200
+_PART_TOKENS = 1024  # a part of a context has at least so many
+_MOST_PARTS = 16
 
 
 def paged_attention(
@@ -44,6 +51,8 @@ def paged_attention(
     )
   if q.shape[1] == 1 and written:  # the token is in the pool, and sees everything up to itself
     tokens = jnp.where(lengths > 0, starts + 1, 0)
+    if context_parts(q.shape, pool.shape, page_table.shape[1]) > 1:
+      return _context_part(q, pool, page_table, tokens).out.astype(q.dtype)
     out = _context_out(q, pool, page_table, tokens, stats=False)[0]
     return jnp.where((tokens > 0)[:, None, None, None], out, 0)
   context = _context_part(q, pool, page_table, jnp.where(lengths > 0, starts, 0))
@@ -51,10 +60,46 @@ def paged_attention(
   return merge.merge(context, chunk).out.astype(q.dtype)
 
 
+def context_parts(q_shape: tuple[int, ...], pool_shape: tuple[int, ...], table_pages: int) -> int:
+  """Into how many parts a context is cut.
+
+  Args:
+    q_shape: [B, T, heads, D].
+    pool_shape: [pages, 2, page_size, kv_heads, D].
+    table_pages: width of the page table.
+  """
+  batch, chunk, heads, _ = q_shape
+  page_size, kv_heads = pool_shape[2:4]
+  # One query: those of a KV head share a block. Several: a block a head and tile of queries.
+  blocks = batch * (kv_heads if chunk == 1 else heads * -(-chunk // _QUERY_TILE))
+  most = min(_MOST_PARTS, table_pages * page_size // _PART_TOKENS)
+  return max(1, min(most, _BLOCKS // blocks))
+
+
 def _context_part(
   q: jax.Array, pool: jax.Array, page_table: jax.Array, tokens: jax.Array
 ) -> merge.Partial:
   """Attention over the first `tokens[b]` tokens of the pages: [B, T, heads, D], [B, T, heads]."""
+  parts = context_parts(q.shape, pool.shape, page_table.shape[1])
+  if parts == 1:
+    return _one_part(q, pool, page_table, tokens)
+  batch, width = len(q), -(-page_table.shape[1] // parts)
+  table = jnp.pad(page_table, ((0, 0), (0, parts * width - page_table.shape[1])))
+  part_tokens = width * pool.shape[2]
+  left = tokens[:, None] - part_tokens * jnp.arange(parts)  # [B, parts]
+  part = _one_part(
+    jnp.repeat(q, parts, axis=0), pool, table.reshape(batch * parts, width),
+    jnp.clip(left, 0, part_tokens).reshape(-1),
+  )  # fmt: skip
+  return merge.merge_all(
+    merge.Partial(*(a.reshape(batch, parts, *a.shape[1:]) for a in part)), axis=1
+  )
+
+
+def _one_part(
+  q: jax.Array, pool: jax.Array, page_table: jax.Array, tokens: jax.Array
+) -> merge.Partial:
+  """`_context_part` by one call."""
   out, stats = _context_out(q, pool, page_table, tokens, stats=True)
   some = (tokens > 0)[:, None, None]
   lse = jnp.where(some, jnp.swapaxes(stats, 1, 2), merge.NOTHING)

@@ -26,3 +26,12 @@ def merge(a: Partial, b: Partial) -> Partial:
   total = wa + wb
   out = (wa / total)[..., None] * a.out + (wb / total)[..., None] * b.out
   return Partial(out, high + jnp.log(total))
+
+
+def merge_all(parts: Partial, axis: int) -> Partial:
+  """`merge` of all the parts that stand side by side along an axis of both arrays."""
+  high = jnp.max(parts.lse, axis=axis, keepdims=True)
+  weights = jnp.exp(parts.lse - high)
+  total = jnp.sum(weights, axis=axis, keepdims=True)
+  out = jnp.sum((weights / total)[..., None] * parts.out, axis=axis)
+  return Partial(out, jnp.squeeze(high + jnp.log(total), axis))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from strata_jax import attention
+from strata_jax.attention import cudnn, merge, xla
 from strata_jax.attention.arg_specs import ARG_SPECS, ArgSpec
 from tests.attention import test_xla
 from tests.pallas_kernels import lowering
@@ -67,6 +68,54 @@ def test_what_cudnn_does_not_take_is_refused(change, dtype, match):
   spec = dataclasses.replace(_SMALL, **change)
   with pytest.raises(ValueError, match=match):
     _cudnn.trace(*shapes(spec, dtype))
+
+
+def _emulated_context(q, pool, page_table, tokens, *, stats):
+  """What cuDNN's kernel is asked for: [B, T, heads, D] and the log-sum-exp [B, heads, T]."""
+  batch, _, heads, head_dim = q.shape
+  kv = jnp.moveaxis(pool[page_table].astype(jnp.float32), 2, 0)
+  kv = kv.reshape(2, batch, -1, *pool.shape[3:])
+  keys, values = jnp.repeat(kv, heads // kv.shape[3], axis=3)
+  scores = jnp.einsum("bthd,bshd->bhts", q.astype(jnp.float32), keys) * head_dim**-0.5
+  seen = jnp.arange(keys.shape[1]) < jnp.maximum(tokens, 1)[:, None]
+  scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
+  out = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), values)
+  return [out, jax.scipy.special.logsumexp(scores, axis=-1)][: 1 + stats]
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_a_context_in_parts_is_the_same(monkeypatch, chunk):
+  starts, lengths = (0, 5, 41, 63, 0), (1, 1, min(chunk, 2), 1, 0)
+  arguments = test_xla.case(0, 4, starts, lengths, chunk, 8, 2, 16, "bfloat16")
+  q, _, _, pool, table, *_ = arguments
+  monkeypatch.setattr(cudnn, "_context_out", _emulated_context)
+  chunk_part = lambda q, k, v: xla.chunk_part(xla._group_queries(q, 2), k, v)
+
+  def dense_chunk(q, k, v):
+    out, lse = chunk_part(q, k, v)
+    out = out.reshape(len(q), 2, 4, chunk, 16).transpose(0, 3, 1, 2, 4).reshape(q.shape)
+    return merge.Partial(out, lse.reshape(len(q), 8, chunk).swapaxes(1, 2))
+
+  monkeypatch.setattr(cudnn, "_chunk_part", dense_chunk)
+  monkeypatch.setattr(cudnn, "_PART_TOKENS", 16)
+  assert cudnn.context_parts(q.shape, pool.shape, table.shape[1]) > 2
+  want = np.asarray(_attend(*arguments, implementation="reference"), np.float32)
+  got = np.asarray(cudnn.paged_attention(*arguments), np.float32)
+  assert np.isfinite(got).all()
+  for row, length in enumerate(lengths):
+    np.testing.assert_allclose(got[row, :length], want[row, :length], atol=2e-2)
+
+
+def test_only_small_batches_of_long_contexts_are_cut():
+  parts = lambda batch, chunk, tokens: cudnn.context_parts(
+    (batch, chunk, 32, 128), (100, 2, 16, 8, 128), tokens // 16
+  )
+  assert parts(1, 1, 20480) == 16
+  assert parts(8, 1, 20480) == 4
+  assert parts(64, 1, 20480) == 1
+  assert parts(1, 128, 20480) == 8
+  assert parts(16, 128, 20480) == parts(1, 2048, 20480) == 1
+  assert parts(1, 1, 1024) == 1
 
 
 @pytest.mark.gpu

@@ -27,3 +27,14 @@ def test_a_part_without_keys_has_no_weight():
     np.testing.assert_array_equal(merged.lse, some.lse)
   nothing = merge.merge(empty, empty)
   assert np.isfinite(np.asarray(nothing.out)).all()
+
+
+def test_all_parts_at_once():
+  rng = np.random.default_rng(1)
+  scores, values = rng.normal(size=12).astype(np.float32) * 20, rng.normal(size=(12, 4))
+  whole = partial(scores, values)
+  parts = [partial(scores[i : i + 4], values[i : i + 4]) for i in (0, 4, 8)]
+  parts.append(merge.Partial(jnp.full((4,), 9.0), jnp.float32(merge.NOTHING)))  # without keys
+  merged = merge.merge_all(merge.Partial(*(jnp.stack(a) for a in zip(*parts, strict=True))), axis=0)
+  np.testing.assert_allclose(merged.out, whole.out, atol=1e-6)
+  np.testing.assert_allclose(merged.lse, whole.lse, rtol=1e-6)

@@ -103,7 +103,8 @@ def test_warm_equals_cold_and_bytes_survive_beside_compute(io, overlap, page_siz
   drive.prefill(0, prompt(4), there)
   load = drive.load_work(kept, there[:hit], transfer_id=1)
   decode = drive.decode_work(1, cold.tokens[0][0], len(token_ids), spare, 8)
-  *_, done = drive.step(2, loads=(load,), parked_loads=(1,), decodes=(decode,), decode_steps=8)
+  events = drive.step(2, loads=(load,), parked_loads=(1,), decodes=(decode,), decode_steps=8)
+  (done,) = (event for event in events if isinstance(event, protocol.StepDone))
   np.testing.assert_array_equal(page_bytes(drive, there[:hit]), want)
   assert len(done.tokens[1]) == 8
   assert executor.recompiles == 0
