@@ -75,7 +75,9 @@ class CostModel:
     self.interference = profile.interference[kind]
     self._executor = profile.executor
     self._decode_base_s: dict[int, float] = {}  # what a step costs beside attention, by requests
-    self.load_rate = self._rate(profile.load, io.load_backend, LOAD_BLOCKS)
+    self.load_rate = self._rate(
+      profile.load, io.load_backend, LOAD_BLOCKS, by_layer=io.overlap == "layer"
+    )
     self.backup_rate = self._rate(profile.backup, io.store_backend, STORE_BLOCKS)
 
   # Compute
@@ -203,8 +205,11 @@ class CostModel:
   def _page_bytes(self) -> float:
     return self.io.page_size * self.token_bytes()
 
-  def _rate(self, link: Link, backend: str, capped_blocks: int) -> float:
-    """Bytes per second on one device's link; 0 where nothing is moved."""
+  def _rate(self, link: Link, backend: str, capped_blocks: int, *, by_layer: bool = False) -> float:
+    """Bytes per second on one device's link; 0 where nothing is moved.
+
+    Layer by layer the driver has fragments to copy, else whole pages.
+    """
     if backend == "none":
       return 0.0
     blocks = capped_blocks if self.io.capped_blocks else UNCAPPED_BLOCKS
@@ -213,6 +218,8 @@ class CostModel:
     kernel = link.kernel[blocks].bytes_per_s(fragment_bytes)
     if backend == "kernel":
       return kernel
+    if backend == "auto" and by_layer:
+      return max(kernel, link.copies["memcpy_batch"].bytes_per_s(fragment_bytes))
     if backend == "auto":
       return max(kernel, link.copies["copy_engine"].bytes_per_s(page_bytes))
     if backend in ("copy_engine", "device_put"):  # whole page-first pages

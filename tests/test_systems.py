@@ -19,7 +19,7 @@ NAMED = (
   "hicache_batch", "hicache_batch_lpm", "device_put", "hicache_today_like",
   "hicache_today_like_lpm", "vllm_lmcache_like", "trtllm_like", "ct_hpkv_like", "mooncake_like",
   "strata", "strata_selective", "strata_io", "strata_io_lpm", "strata_schedule_only",
-  "strata_paper", "oracle_io", "oracle_cache", "recompute",
+  "strata_auto", "strata_paper", "oracle_io", "oracle_cache", "recompute",
 )  # fmt: skip
 
 
@@ -60,6 +60,7 @@ def test_ablations_differ_from_strata_in_one_thing():
   io, full = SYSTEMS["strata_io"], SYSTEMS["strata"]
   assert _differences(io, full) == {"policy"}
   assert _differences(SYSTEMS["strata_selective"], full) == {"write_policy"}
+  assert _differences(SYSTEMS["strata_auto"], full) == {"page_size", "load_backend"}
   assert "policy" not in _differences(SYSTEMS["strata_schedule_only"], full)
   schedule_only = _differences(SYSTEMS["strata_schedule_only"], SYSTEMS["hicache_paper"])
   assert schedule_only == {"policy"}

@@ -5,6 +5,7 @@ from strata_jax.executors import fragment_copies, gated_loads, side_copies
 from strata_jax.tiers import layout
 
 OVERLAPS = ("layer", "whole")
+_DRIVER_FRAGMENT_BYTES = 128 << 10
 
 
 def choose_attention(
@@ -47,9 +48,22 @@ def choose_overlap(name: str, io: str, on_gpu: bool) -> str:
   return name
 
 
-def loads_aside(io: str, on_gpu: bool) -> str | None:
+def layer_loads(io: str, page_layout: layout.PageLayout, on_gpu: bool) -> str:
+  """The back end that loads layer by layer: `auto` is the faster one beside compute, by size.
+
+  Measured on an H200 while serving: copies of fragments of 128 KiB keep 48 GB/s beside compute,
+  where the kernel falls to 38 to 43; of smaller ones the driver makes less.
+  """
+  if io != "auto" or not on_gpu:
+    return io
+  large = page_layout.fragment_bytes >= _DRIVER_FRAGMENT_BYTES
+  return "copy_engine" if large else "kernel"
+
+
+def loads_aside(io: str, page_layout: layout.PageLayout, on_gpu: bool) -> str | None:
   """How parked loads are copied beside the compute; None: by a program, in turn with it."""
-  return io if on_gpu and io in fragment_copies.BACKENDS else None
+  by_layer = layer_loads(io, page_layout, on_gpu)
+  return by_layer if on_gpu and by_layer in fragment_copies.BACKENDS else None
 
 
 def backups_aside(store_io: str, page_layout: layout.PageLayout, on_gpu: bool) -> str | None:

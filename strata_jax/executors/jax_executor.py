@@ -54,7 +54,7 @@ class JaxExecutor:
   Loads overlap compute in one of two ways. `whole`: all layers are loaded, then the compute begins.
   `layer`: the pages of all loads of a step are loaded layer by layer, those of layer l + 1 beside
   the compute of layer l, each batch of the step with a share of the pages beside it; without
-  prefills the first decode step takes them along. Copies by the driver (see `gated_loads`) run
+  prefills each decode step takes a share along. Copies by the driver (see `gated_loads`) run
   beside prefills alone. The first layer's load is not hidden; it alone counts as stall then.
   Backups and parked loads by the driver's copies run beside all of it (see `side_copies`).
 
@@ -124,9 +124,11 @@ class JaxExecutor:
     pools_lib.check(pools, page_layout, device_pages, host_pages)
     self._device, self._host = pools
     self._gated: gated_loads.GatedLoads | None = None
-    if self._by_layer and io in gated_loads.BACKENDS and self._host is not None:
-      self._gated = gated_loads.GatedLoads(page_layout, io, self._device, self._host)
-    self._side_loads = self._side_copies(choices.loads_aside(io, on_gpu), to_device=True)
+    by_layer = choices.layer_loads(io, page_layout, on_gpu)
+    if self._by_layer and by_layer in gated_loads.BACKENDS and self._host is not None:
+      self._gated = gated_loads.GatedLoads(page_layout, by_layer, self._device, self._host)
+    aside = choices.loads_aside(io, page_layout, on_gpu)
+    self._side_loads = self._side_copies(aside, to_device=True)
     aside = choices.backups_aside(store_io or io, page_layout, on_gpu)
     self._side_backups = self._side_copies(aside, to_device=False)
     self._requests: dict[int, _Registered] = {}
@@ -387,10 +389,13 @@ class JaxExecutor:
       positions[: len(batch)] = [work.position for work in batch]
       lengths[: len(batch)] = 1
       device_ids, device_lengths = self._put((ids[:, None], lengths))
+      spread = load_shares.spread(loads, decode_steps)
+      loads = ()
       for offset in range(decode_steps):
         starts = self._put(positions + offset)
         one = layer_stack.Batch(device_ids, table, starts, device_lengths)
-        (x,), loads = self._forward([one], loads, step), ()
+        last = offset == decode_steps - 1
+        (x,) = self._forward([one], spread[offset], step, completes=last)
         draws = self._draws(request_ids, rows)
         device_ids, gaps = self._stack.head(x, device_lengths, draws)
         step.add_result(request_ids, device_ids, gaps)
@@ -400,15 +405,18 @@ class JaxExecutor:
     batches: Sequence[layer_stack.Batch],
     loads: Sequence[protocol.LoadWork],
     step: RunningStep,
+    *,
+    completes: bool = True,
   ) -> list[jax.Array]:
     """[B, T, hidden] of each batch; the pools take its KV, and what is loaded beside it.
 
-    The events of the loads, if there are any, are arranged.
+    The events of the loads are arranged, if this is the last part of them.
     """
     if not loads:
       xs, self._device = self._stack.run(self._device, batches)
       return xs
-    reached = lambda layer, pool: self._watch_loads(layer, pool, loads, step)
+    ending = loads if completes else ()
+    reached = lambda layer, pool: self._watch_loads(layer, pool, ending, step)
     if self._gated is not None:
       share, _ = load_shares.cut(loads, [1], sum(len(load.host_slots) for load in loads))
       gate = self._gated.begin(*share)

@@ -1,5 +1,6 @@
 """A step's loads as one list of pages, cut into a share for each batch that they run beside."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -35,6 +36,21 @@ def cut(
   edges = np.cumsum(counts)
   parts = zip(np.split(host, edges), np.split(device, edges), strict=True)
   return tuple(_ascending(*part) for part in parts)
+
+
+def spread(loads: Sequence[protocol.LoadWork], steps: int) -> list[tuple[protocol.LoadWork, ...]]:
+  """The loads cut into as many parts as there are decode steps to run them beside."""
+  parts = [
+    tuple(
+      dataclasses.replace(load, host_slots=host, device_slots=device)
+      for host, device in zip(
+        np.array_split(load.host_slots, steps), np.array_split(load.device_slots, steps),
+        strict=True,
+      )
+    )
+    for load in loads
+  ]  # fmt: skip
+  return list(zip(*parts, strict=True)) if parts else [()] * steps
 
 
 def _ascending(host_slots: np.ndarray, device_slots: np.ndarray) -> Share:

@@ -39,3 +39,20 @@ def test_shares_follow_the_weights():
   sizes = lambda *args: [len(share.host_slots) for share in load_shares.cut([load], *args)]
   assert sizes([512, 512, 32, 1], 100) == [48, 48, 3, 1, 0]
   assert sizes([1, 1], 30) == [30, 30, 40]
+
+
+def test_spread_over_decode_steps():
+  drive = Driver(None, 4)
+  works = [
+    drive.load_work([5, 3, 9, 1], [0, 1, 2, 3], transfer_id=7),
+    drive.load_work([2], [4], transfer_id=8),
+  ]
+  parts = load_shares.spread(works, 3)
+  assert [[work.transfer_id for work in part] for part in parts] == [[7, 8]] * 3
+  assert [[work.host_slots.tolist() for work in part] for part in parts] == [
+    [[5, 3], [2]], [[9], []], [[1], []],
+  ]  # fmt: skip
+  assert [[work.device_slots.tolist() for work in part] for part in parts] == [
+    [[0, 1], [4]], [[2], []], [[3], []],
+  ]  # fmt: skip
+  assert load_shares.spread([], 2) == [(), ()]

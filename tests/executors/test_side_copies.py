@@ -159,5 +159,18 @@ def test_which_backups_are_put_aside():
   assert choose("copy_engine", 1) == "copy_engine"
   assert choose("kernel", 16) is None
   assert choose("auto", 16, on_gpu=False) is None
-  assert choices.loads_aside("memcpy_async", True) == "memcpy_async"
-  assert choices.loads_aside("kernel", True) is None
+
+
+def test_how_loads_run_beside_compute():
+  def choose(function, io, page_size, on_gpu=True):
+    return function(io, config_lib.MODELS["llama31_8b"].page_layout(page_size), on_gpu)
+
+  assert choose(choices.layer_loads, "auto", 32) == "copy_engine"  # fragments of 128 KiB
+  assert choose(choices.layer_loads, "auto", 16) == "kernel"
+  assert choose(choices.layer_loads, "kernel", 32) == "kernel"
+  assert choose(choices.layer_loads, "auto", 32, on_gpu=False) == "auto"
+  assert choose(choices.loads_aside, "auto", 32) == "copy_engine"
+  assert choose(choices.loads_aside, "auto", 16) is None
+  assert choose(choices.loads_aside, "memcpy_async", 1) == "memcpy_async"
+  assert choose(choices.loads_aside, "kernel", 32) is None
+  assert choose(choices.loads_aside, "copy_engine", 32, on_gpu=False) is None
