@@ -92,7 +92,7 @@ def _measured(args: flags.Args) -> _Measured:
     path = run.path / "steps.jsonl.gz"
     each = [calibration_steps.read(run.steps(point), f"{path}, {point}") for point in points]
     first = points[0]
-    source = f"{run.source}, {first.label} at {first.rate_rps:g} requests/s"
+    source = f"{run.source(first)}, {first.label} at {first.rate_rps:g} requests/s"
     return _Measured(
       steps=calibration_steps.join(each), system=first.system, source=source,
       points=[point.point_id for point in points], buckets=run.buckets(first),

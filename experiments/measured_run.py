@@ -67,10 +67,10 @@ class MeasuredRun:
     except TypeError as error:
       raise ValueError(f"{self._config_path}, config.bench.serving: {error}") from error
 
-  @property
-  def source(self) -> str:
-    """The run, its device and its commit, for what is taken from it."""
-    command = need(self._config, self._config_path, "commands")[0]
+  def source(self, point: MeasuredPoint) -> str:
+    """The run, its device and its commit, for what is taken from a point."""
+    commands = need(self._config, self._config_path, "commands")
+    command = commands[min(point.row.get("command", 0), len(commands) - 1)]
     return f"{self.path}, {command.get('device_kind')}, commit {command.get('git_sha')}"
 
   def chosen(

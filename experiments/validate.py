@@ -7,7 +7,9 @@ Every point of a folder of `throughput`: the same requests and arrivals, pools, 
 cache, system and shown costs, on the clock of the profile. Writes `validation.json` (a row a point,
 the mean signed error, the spread between real repeats, ratios between systems, verdicts),
 `ttft.png` and `throughput.png` (simulated against real) and `summary.json` to --out. Points that
-the profile was fitted to, as `calibrate` noted beside it, are marked and counted apart.
+the profile was fitted to, as `calibrate` noted beside it, are marked and counted apart. Where loads
+overlap compute layer by layer, a real step counts the first layer's wait alone as stall, a
+simulated one every layer's: their stall fractions are no like for like.
 """
 
 import pathlib
@@ -60,7 +62,7 @@ def main(args: flags.Args) -> None:
   others = [row for row in rows if not row["fitted"]]
   result = {
     "run": args.run,
-    "source": run.source,
+    "sources": sorted({run.source(point) for point in run.points}),
     "profile": machine.name,
     "limits": limits,
     "t_ref_s": reference_s,

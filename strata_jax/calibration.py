@@ -3,8 +3,9 @@
 Steps without loads beside give decode (a base, a request, a context token) and prefill (a pass, a
 chunk, a token, attention); launches with loads give latency and rate; steps beside loads give the
 slowdown, the cost of a gate, and whether compute waits for loads it does not read
-(`calibration_beside`). Errors are relative and absolute: a few odd steps do not bend a fit. What
-the steps do not tell keeps the base profile's number.
+(`calibration_beside`). Errors are relative and absolute: a few odd steps do not bend a fit; that
+they take longer is spread over all (a factor of decode steps, seconds a prefill chunk). What the
+steps do not tell keeps the base profile's number.
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ from strata_jax.profile import Profile
 _MOST_STEPS = 1500  # of a kind that a fit looks at
 _TELLING = 0.05  # a term counts in a step where it makes up this share of it,
 _TELLING_STEPS = 8  # and is fitted where it counts in so many
+_ODD = 3.0  # steps that take so many times what is predicted count as that
 _ROUNDS = 8  # of which side of a maximum each chunk is on
 
 
@@ -118,7 +120,11 @@ def _fit_decode(found: Found, decode: Steps, backup_s: np.ndarray) -> float:
   features = np.stack(
     [count, count * requests * varies, decode.context_tokens, only], axis=1
   )  # [steps, terms]
-  base_s, request_s, context_s, _ = least_absolute.fit(features, decode.decode_s)
+  fitted = least_absolute.fit(features, decode.decode_s)
+  # Slow steps do not bend the fit, but what they take longer is time all the same.
+  predicted_s = features @ fitted
+  longer = _clipped(decode.decode_s, predicted_s).sum() / max(predicted_s.sum(), 1e-12)
+  base_s, request_s, context_s, _ = longer * fitted
   steps, model = len(count), found.profile.model
   if varies:
     found.put("executor.decode_request_s", float(request_s), steps)
@@ -273,18 +279,26 @@ def _fit_pass(
         known = known + rate * one
     columns = np.stack(features, axis=1)  # [passes, terms]
     fitted = least_absolute.fit(columns, seconds, known)
-    loss = float(np.mean(least_absolute.errors(columns @ fitted + known, seconds)))
+    predicted_s = columns @ fitted + known
+    loss = float(np.mean(least_absolute.errors(predicted_s, seconds)))
+    longer = float(np.mean(_clipped(seconds, predicted_s) / np.maximum(predicted_s, 1e-12))) - 1
+    longer_s = longer * float(np.median(predicted_s / passes.count))
     token_s = float(fitted[2]) or start[0]
     product_s = float(fitted[3]) or start[1]
     one = _PassFit(
-      loss=loss, weights_s=weights_s, chunk_s=float(fitted[0]), token_s=token_s,
-      product_s=product_s, telling=(telling[0], telling[1]),
+      loss=loss, weights_s=weights_s, chunk_s=max(0.0, float(fitted[0] + longer_s)),
+      token_s=token_s, product_s=product_s, telling=(telling[0], telling[1]),
     )  # fmt: skip
     if best is not None and loss >= best.loss * (1 - 1e-9):
       break
     best = one
   assert best is not None
   return best
+
+
+def _clipped(measured_s: np.ndarray, predicted_s: np.ndarray) -> np.ndarray:
+  """What was measured, as far as it is no multiple of what was predicted."""
+  return np.clip(measured_s, predicted_s / _ODD, predicted_s * _ODD)
 
 
 def _fit_backups(found: Found, quiet: Steps, costs: CostModel, backup_s: np.ndarray) -> None:

@@ -153,23 +153,23 @@ def with_noise(rows, share, outliers, seed=0):
   return result
 
 
-def test_noise_and_outliers_do_not_bend_what_the_profile_predicts(rows):
-  found = fit(with_noise(rows("strata", HELD), 0.03, 0.03), "strata")
+# Slow steps are not forgotten: one in a hundred that takes four times as long makes all longer.
+@pytest.mark.parametrize(("outliers", "rel"), [(0.0, 0.05), (0.01, 0.1)])
+def test_noise_and_outliers_bend_little(rows, outliers, rel):
+  found = fit(with_noise(rows("strata", HELD), 0.03, outliers), "strata")
   expected = truth(perturbed(HELD), "strata")
   for key in (
     "hardware.attention_flops", "hardware.weight_read_bytes_per_s", "load.kernel.2",
     "executor.loads_hold_compute", "executor.chunks_apart", "executor.step_gap_s",
   ):  # fmt: skip
-    # Outliers among gaps are real waiting: they stay in the mean.
-    rel = 0.12 if key == "executor.step_gap_s" else 0.05
     assert found.fitted[key].value == pytest.approx(expected[key], rel=rel), key
   io = sim.io_config(system("strata"))
   fitted, true = (CostModel(p, io) for p in (found.profile, perturbed(HELD)))
   for chunks in ([(50, 9000)], [(50, 9000), (70, 4000), (30, 12000)], [(8192, 0)]):
-    assert fitted.prefill_s(chunks) == pytest.approx(true.prefill_s(chunks), rel=0.05)
+    assert fitted.prefill_s(chunks) == pytest.approx(true.prefill_s(chunks), rel=rel)
   for requests in (1, 8, 32):
     expected_s = true.decode_step_s(requests, 9000 * requests)
-    assert fitted.decode_step_s(requests, 9000 * requests) == pytest.approx(expected_s, rel=0.05)
+    assert fitted.decode_step_s(requests, 9000 * requests) == pytest.approx(expected_s, rel=rel)
 
 
 def test_the_base_is_found_in_its_own_steps():
