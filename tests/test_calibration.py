@@ -119,7 +119,12 @@ def fit(rows, name, **options):
     ("strata", HELD, set()),
     # First come, first served: every load is over before a decode step begins. Its slow copies
     # hide the compute beside them.
-    ("hicache_paper", FREE, {"interference.copy.prefill", "interference.copy.decode"}),
+    pytest.param(
+      "hicache_paper",
+      FREE,
+      {"interference.copy.prefill", "interference.copy.decode"},
+      marks=pytest.mark.slow,
+    ),
   ],
 )
 def test_perturbed_numbers_are_found_again(fits, name, executor, untold):
@@ -172,6 +177,7 @@ def test_noise_and_outliers_bend_little(rows, outliers, rel):
     assert fitted.decode_step_s(requests, 9000 * requests) == pytest.approx(expected_s, rel=rel)
 
 
+@pytest.mark.slow
 def test_the_base_is_found_in_its_own_steps():
   found = fit(run_steps("strata", BASE), "strata")
   for value in dataclasses.asdict(found.profile.executor).values():

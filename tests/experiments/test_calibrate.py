@@ -24,9 +24,8 @@ SLOWER = dataclasses.replace(
 @pytest.fixture(scope="module")
 def points(tmp_path_factory):
   return simulated_points.write(
-    tmp_path_factory.mktemp("points"), SLOWER, ("hicache_paper", "strata@16"),
-    ("hicache_paper:6", "strata@16:20:40"), repeats=2,
-  )  # fmt: skip
+    tmp_path_factory.mktemp("points"), SLOWER, ("strata@16",), ("strata@16:20:40",), repeats=2
+  )
 
 
 def run(out, *argv):
@@ -37,7 +36,7 @@ def run(out, *argv):
 def test_all_repeats_of_a_system_at_a_rate(points, tmp_path, capsys):
   summary = run(tmp_path, f"--run={points}", "--system=strata@16", "--rate=40", "--name=slow")
   assert json.loads(capsys.readouterr().out.splitlines()[-1]) == summary
-  assert summary["points"] == [2, 4]
+  assert summary["points"] == [1, 3]
   assert summary["profile"] == "slow_llama31_8b"
   found = {key: one["value"] for key, one in summary["fitted"].items()}
   hardware = SLOWER.hardware
@@ -95,7 +94,10 @@ def _break(points, tmp_path, name, old, new):
   ("argv", "message"),
   [
     ([], "expected points of one system and rate for --point=None"),
-    (["--system=strata@16"], "expected points of one system and rate .* got 4 of 0: hicache_paper"),
+    (
+      ["--system=strata@16"],
+      "expected points of one system and rate .* got 4 of 0: strata@16 at 20",
+    ),
     (["--point=99"], "got 0 of"),
     (["--point=2", "--base_profile=h300"], "expected one of .*h200_llama31_8b.*, got 'h300'"),
     (["--point=2", "--name=h200"], "name: expected the name of a new machine, got 'h200'"),
