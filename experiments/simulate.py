@@ -19,8 +19,11 @@ from typing import Any
 from experiments import flags, plots, run_folder, workload_flags
 from strata_jax import metrics, profile, recording, systems
 from strata_jax import simulation as sim
-from strata_jax.config import ServingConfig
+from strata_jax.config import CacheConfig, ServingConfig
+from strata_jax.executors.buckets import Buckets, make_buckets
 from strata_jax.scheduler.config import SchedulerConfig
+from strata_jax.tiers.layout import PageLayout
+from strata_jax.workloads.workload import Workload, output_tokens
 
 FLAGS = flags.FlagSet("Simulates a system serving a workload.")
 workload_flags.add(FLAGS)
@@ -37,6 +40,11 @@ FLAGS.add_flag(
   "store", str | None, None,
   "storage below the host, at the profile's cost: any name; without, as the system says",
 )  # fmt: skip
+FLAGS.add_flag(
+  "piece_tokens", int | None, None,
+  "prefills are cut and padded to pieces of at most so many tokens, as by the real executor",
+)  # fmt: skip
+FLAGS.add_flag("prefill_rows", int, 1, "with --piece_tokens: pieces computed together at most")
 FLAGS.add_flag("initial_cache", str, "cold", f"one of {', '.join(sim.INITIAL_CACHES)}")
 FLAGS.add(sim.PoolSizes)
 FLAGS.add(
@@ -65,6 +73,7 @@ def main(args: flags.Args) -> None:
     serving = args.config(ServingConfig)
     pools = args.config(sim.PoolSizes)
     cache = sim.cache_config(system, machine, workload, pools)
+    shapes = _shapes(args, cache, serving, workload)
     out = run_folder.open_run(
       args.out,
       {
@@ -82,7 +91,7 @@ def main(args: flags.Args) -> None:
       run = sim.simulate(
         workload, machine, system, policy=args.policy, serving=serving, pools=pools,
         initial_cache=args.initial_cache, recorder=record,
-        progress=lambda done, _: bar.update(done),
+        progress=lambda done, _: bar.update(done), buckets=shapes,
       )  # fmt: skip
   result = run.result
   run_folder.write_jsonl(out / "requests.jsonl", (request_row(r) for r in result.requests))
@@ -129,6 +138,22 @@ def _system(args: flags.Args) -> systems.SystemConfig:
       raise ValueError(f"--store: expected a system with a host tier, got --system={system.name}")
     changes["storage"] = "private"
   return dataclasses.replace(system, **changes)
+
+
+def _shapes(
+  args: flags.Args, cache: CacheConfig, serving: ServingConfig, workload: Workload
+) -> Buckets | None:
+  if args.piece_tokens is None:
+    return None
+  for name in ("piece_tokens", "prefill_rows"):
+    if getattr(args, name) < 1:
+      raise ValueError(f"--{name}: expected an integer >= 1, got {getattr(args, name)}")
+  return make_buckets(
+    PageLayout(num_layers=1, page_size=cache.page_size, kv_heads=1, head_dim=1, dtype="bfloat16"),
+    serving, device_pages=cache.device_pages, piece_tokens=args.piece_tokens,
+    context_tokens=max(len(r.prompt_ids) + output_tokens(r) for r in workload.requests),
+    prefill_rows=args.prefill_rows,
+  )  # fmt: skip
 
 
 def _recorder(

@@ -53,9 +53,15 @@ def test_all_repeats_of_a_system_at_a_rate(points, tmp_path, capsys):
   assert "strata@16 at 40 requests/s" in leaf["source"]
   assert hardware["memory_bytes"]["source"] == BASE.sources["hardware.memory_bytes"]["source"]
   # The simulation takes the profile by its folder.
-  simulate.main(simulate.FLAGS.parse([
-    f"--profile_folder={tmp_path}", "--hardware=slow", "--limit=5", f"--out={tmp_path / 'run'}",
-  ]))  # fmt: skip
+  compute_s = []
+  for shapes in ((), ("--piece_tokens=512", "--prefill_rows=4")):
+    simulate.main(simulate.FLAGS.parse([
+      f"--profile_folder={tmp_path}", "--hardware=slow", "--limit=5", f"--out={tmp_path / 'run'}",
+      *shapes,
+    ]))  # fmt: skip
+    rows = (tmp_path / "run" / "requests.jsonl").read_text().splitlines()
+    compute_s.append(json.loads(rows[0])["compute_s"])
+  assert compute_s[0] < compute_s[1] < 1.5 * compute_s[0]
   config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
   assert config["profile"] == "slow_llama31_8b"
   assert config["profile_numbers"]["executor.step_gap_s"]["kind"] == "measured"
