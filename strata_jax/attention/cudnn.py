@@ -68,12 +68,18 @@ def context_parts(q_shape: tuple[int, ...], pool_shape: tuple[int, ...], table_p
     pool_shape: [pages, 2, page_size, kv_heads, D].
     table_pages: width of the page table.
   """
-  batch, chunk, heads, _ = q_shape
   page_size, kv_heads = pool_shape[2:4]
-  # One query: those of a KV head share a block. Several: a block a head and tile of queries.
-  blocks = batch * (kv_heads if chunk == 1 else heads * -(-chunk // _QUERY_TILE))
+  batch, rows, heads = q_shape[0], q_shape[1], q_shape[2]
+  if _packs(q_shape, kv_heads):
+    rows, heads = rows * heads // kv_heads, kv_heads
+  blocks = batch * heads * -(-rows // _QUERY_TILE)
   most = min(_MOST_PARTS, table_pages * page_size // _PART_TOKENS)
   return max(1, min(most, _BLOCKS // blocks))
+
+
+def _packs(q_shape: tuple[int, ...], kv_heads: int) -> bool:
+  """Whether the queries that share a KV head stand in one tile: else each head reads the KV."""
+  return kv_heads < q_shape[2] and q_shape[1] < _QUERY_TILE
 
 
 def _context_part(
@@ -123,13 +129,26 @@ def _token_part(q: jax.Array, k: jax.Array, v: jax.Array) -> merge.Partial:
 def _context_out(
   q: jax.Array, pool: jax.Array, page_table: jax.Array, tokens: jax.Array, *, stats: bool
 ) -> list[jax.Array]:
+  """[B, T, heads, D], and with `stats` the log-sum-exp, float32 [B, heads, T]."""
   blocks = pool.reshape(-1, *pool.shape[2:])  # [2 * pages, page_size, kv_heads, head_dim]
   table = 2 * page_table[:, None, :, None]  # [B, 1, N, 1]
-  queries = jnp.full(tokens.shape, q.shape[1], jnp.int32)
   keys = jnp.maximum(tokens, 1)  # a row without any is masked by the caller
-  return _call(
+  (batch, chunk, heads, head_dim), kv_heads = q.shape, pool.shape[3]
+  packed = _packs(q.shape, kv_heads)
+  group = heads // kv_heads
+  if packed:  # no mask tells the queries of a context apart: [B, T * group, kv_heads, D]
+    q = q.reshape(batch, chunk, kv_heads, group, head_dim).swapaxes(2, 3)
+    q = q.reshape(batch, chunk * group, kv_heads, head_dim)
+  queries = jnp.full(tokens.shape, q.shape[1], jnp.int32)
+  out, *lse = _call(
     q, blocks, blocks, fused.MaskType.PADDING, (queries, keys), (table, table + 1), stats=stats
   )
+  if not packed:
+    return [out, *lse]
+  out = out.reshape(batch, chunk, group, kv_heads, head_dim).swapaxes(2, 3)
+  lse = [one.reshape(batch, kv_heads, chunk, group).swapaxes(2, 3) for one in lse]
+  shape = (batch, heads, chunk)
+  return [out.reshape(batch, chunk, heads, head_dim), *(one.reshape(shape) for one in lse)]
 
 
 def _call(

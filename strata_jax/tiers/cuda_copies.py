@@ -90,8 +90,8 @@ def submit_batch(copies: Copies, stream: int) -> None:
   )
 
 
-def submit_each(copies: Copies, stream: int) -> None:
-  """One cudaMemcpyAsync a copy. Raises RuntimeError if CUDA refuses one."""
+def memcpy_async() -> Any:
+  """The driver's `cudaMemcpyAsync(target, source, bytes, kind, stream)`, which returns a code."""
   call = _cudart().cudaMemcpyAsync
   call.argtypes = (
     ctypes.c_void_p,
@@ -100,6 +100,12 @@ def submit_each(copies: Copies, stream: int) -> None:
     ctypes.c_int,
     ctypes.c_void_p,
   )
+  return call
+
+
+def submit_each(copies: Copies, stream: int) -> None:
+  """One cudaMemcpyAsync a copy. Raises RuntimeError if CUDA refuses one."""
+  call = memcpy_async()
   # `map` calls through ctypes without running Python code in between.
   codes = map(
     call,

@@ -70,25 +70,30 @@ def test_what_cudnn_does_not_take_is_refused(change, dtype, match):
     _cudnn.trace(*shapes(spec, dtype))
 
 
-def _emulated_context(q, pool, page_table, tokens, *, stats):
+def _emulated_call(q, k, v, mask, lengths, tables, *, stats):
   """What cuDNN's kernel is asked for: [B, T, heads, D] and the log-sum-exp [B, heads, T]."""
-  batch, _, heads, head_dim = q.shape
-  kv = jnp.moveaxis(pool[page_table].astype(jnp.float32), 2, 0)
-  kv = kv.reshape(2, batch, -1, *pool.shape[3:])
-  keys, values = jnp.repeat(kv, heads // kv.shape[3], axis=3)
+  del mask
+  batch, rows, heads, head_dim = q.shape
+  assert (np.asarray(lengths[0]) == rows).all()
+  keys, values = (
+    jnp.repeat(blocks[table[:, 0, :, 0]].astype(jnp.float32), heads // blocks.shape[2], axis=3)
+    .reshape(batch, -1, heads, head_dim)
+    for blocks, table in zip((k, v), tables, strict=True)
+  )  # fmt: skip
   scores = jnp.einsum("bthd,bshd->bhts", q.astype(jnp.float32), keys) * head_dim**-0.5
-  seen = jnp.arange(keys.shape[1]) < jnp.maximum(tokens, 1)[:, None]
+  seen = jnp.arange(keys.shape[1]) < lengths[1][:, None]
   scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
   out = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), values)
   return [out, jax.scipy.special.logsumexp(scores, axis=-1)][: 1 + stats]
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_a_context_in_parts_is_the_same(monkeypatch, chunk):
+@pytest.mark.parametrize(("packed", "part_tokens"), [(True, 16), (True, 1024), (False, 16)])
+def test_packed_queries_and_contexts_in_parts_are_the_same(monkeypatch, chunk, packed, part_tokens):
   starts, lengths = (0, 5, 41, 63, 0), (1, 1, min(chunk, 2), 1, 0)
   arguments = test_xla.case(0, 4, starts, lengths, chunk, 8, 2, 16, "bfloat16")
   q, _, _, pool, table, *_ = arguments
-  monkeypatch.setattr(cudnn, "_context_out", _emulated_context)
+  monkeypatch.setattr(cudnn, "_call", _emulated_call)
   chunk_part = lambda q, k, v: xla.chunk_part(xla._group_queries(q, 2), k, v)
 
   def dense_chunk(q, k, v):
@@ -97,8 +102,11 @@ def test_a_context_in_parts_is_the_same(monkeypatch, chunk):
     return merge.Partial(out, lse.reshape(len(q), 8, chunk).swapaxes(1, 2))
 
   monkeypatch.setattr(cudnn, "_chunk_part", dense_chunk)
-  monkeypatch.setattr(cudnn, "_PART_TOKENS", 16)
-  assert cudnn.context_parts(q.shape, pool.shape, table.shape[1]) > 2
+  monkeypatch.setattr(cudnn, "_PART_TOKENS", part_tokens)
+  if not packed:
+    monkeypatch.setattr(cudnn, "_packs", lambda *shapes: False)
+  parts = cudnn.context_parts(q.shape, pool.shape, table.shape[1])
+  assert (parts > 2) == (part_tokens == 16)
   want = np.asarray(_attend(*arguments, implementation="reference"), np.float32)
   got = np.asarray(cudnn.paged_attention(*arguments), np.float32)
   assert np.isfinite(got).all()
@@ -114,6 +122,7 @@ def test_only_small_batches_of_long_contexts_are_cut():
   assert parts(8, 1, 20480) == 4
   assert parts(64, 1, 20480) == 1
   assert parts(1, 128, 20480) == 8
+  assert parts(1, 32, 20480) == 16  # queries of a KV head share a tile
   assert parts(16, 128, 20480) == parts(1, 2048, 20480) == 1
   assert parts(1, 1, 1024) == 1
 
