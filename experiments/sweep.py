@@ -10,6 +10,7 @@ A cell that was measured by the same code stays on file under --out and is not r
 
 import concurrent.futures
 import functools
+import gc
 import hashlib
 import importlib.util
 import inspect
@@ -102,7 +103,9 @@ def measure_all(
     bar.update(len(configs) - len(missing))
     done = len(configs) - len(missing)
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(
+      workers, mp_context=context, initializer=collect_seldom
+    ) as pool:
       futures = {pool.submit(measure_one, name, configs[index]): index for index in missing}
       for future in concurrent.futures.as_completed(futures):
         index = futures[future]
@@ -121,6 +124,12 @@ def measure_all(
 def measure_one(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
   """One cell, in a process of its own."""
   return find(name).measure(config)
+
+
+def collect_seldom() -> None:
+  """Lets a process look for reference cycles rarely: simulations make many objects, few cycles."""
+  gc.freeze()
+  gc.set_threshold(100_000, 20, 100)
 
 
 def cell_key(name: str, config: Mapping[str, Any]) -> str:

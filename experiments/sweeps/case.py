@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from strata_jax import systems
 from strata_jax.scheduler.views import SchedulerView, StepPlan
 from strata_jax.workloads import arrivals, synthetic
 from strata_jax.workloads.workload import Workload
+
+_LEAST = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,11 +38,15 @@ class Case:
 
 
 class Overloaded(Exception):
-  """A run was given up: its mean TTFT is beyond the limit whatever comes."""
+  """A run was given up: its mean TTFT is beyond the limit whatever comes.
 
-  def __init__(self, span_s: float) -> None:
+  `ttft_mean_s`: what it would have been, about.
+  """
+
+  def __init__(self, span_s: float, ttft_mean_s: float) -> None:
     super().__init__("the run was given up")
     self.span_s = span_s
+    self.ttft_mean_s = ttft_mean_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,11 +60,28 @@ class Point:
   span_s: float  # from the first to the last arrival
   lost: int  # refused and aborted requests
   summary: Mapping[str, Any]
+  ttft_guess_s: float | None = None  # where `given_up`: about what the mean would have been
 
   def sustains(self, ttft_s: float) -> bool:
     """Mean TTFT within the target, nobody lost, and drained within 3 targets or 5 % of the span."""
-    in_time = self.drain_s <= max(3 * ttft_s, 0.05 * self.span_s)
+    in_time = self.drain_s <= self._drain_limit_s(ttft_s)
     return not self.given_up and not self.lost and in_time and self.ttft_mean_s <= ttft_s
+
+  def excess(self, ttft_s: float) -> float:
+    """How far from sustaining the target: the log of what exceeds its limit most, over that limit.
+
+    At most 0 if sustained, above 0 if not; inf where somebody was lost.
+    """
+    if self.lost:
+      return math.inf
+    ttft_mean_s = self.ttft_mean_s
+    if self.ttft_guess_s is not None:
+      ttft_mean_s = max(ttft_mean_s, self.ttft_guess_s)
+    over = max(ttft_mean_s / ttft_s, self.drain_s / self._drain_limit_s(ttft_s), _LEAST)
+    return max(math.log(over), _LEAST) if self.given_up else math.log(over)
+
+  def _drain_limit_s(self, ttft_s: float) -> float:
+    return max(3 * ttft_s, 0.05 * self.span_s)
 
 
 def workload_of(case: Case) -> Workload:
@@ -105,7 +129,7 @@ def run(case: Case, rate_rps: float | None, *, give_up_ttft_s: float | None = No
     assert give_up_ttft_s is not None
     return Point(
       rate_rps=rate_rps, ttft_mean_s=give_up_ttft_s, given_up=True, drain_s=0.0,
-      span_s=error.span_s, lost=0, summary={},
+      span_s=error.span_s, lost=0, summary={}, ttft_guess_s=error.ttft_mean_s,
     )  # fmt: skip
   summary = simulated.summary()
   return Point(
@@ -164,4 +188,14 @@ class _Watch:
     while self._arrived < len(self._arrivals_s) and self._arrivals_s[self._arrived] <= now_s:
       self._arrived += 1
     if self._waited_s > self._limit_s:
-      raise Overloaded(self._arrivals_s[-1] - self._arrivals_s[0])
+      raise self._overloaded(now_s)
+
+  def _overloaded(self, now_s: float) -> Overloaded:
+    """With the mean wait that goes on as so far, or of a queue that is emptied at the same rate."""
+    first_s, count = self._arrivals_s[0], len(self._arrivals_s)
+    span_s, passed_s = self._arrivals_s[-1] - first_s, now_s - first_s
+    if not self._admitted:
+      return Overloaded(span_s, math.inf)
+    steady_s = self._waited_s / count * max(1.0, span_s / passed_s)
+    queued_s = 0.5 * (count * passed_s / self._admitted - span_s)
+    return Overloaded(span_s, max(steady_s, queued_s))

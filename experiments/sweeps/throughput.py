@@ -2,7 +2,7 @@
 
 Arrival i of a fixed request list comes at (sum of the first unit exponentials by seed) / rate, the
 same for all systems. TTFT counts from the scheduled arrival, the mean is over all requests. The
-highest rate that is sustained with a mean TTFT of at most T* is found by bisection to 2 %;
+highest rate that is sustained with a mean TTFT of at most T* is found to 2 % (`bracketing`);
 throughput is all output tokens over (last completion - first arrival) there. T* is a multiple of
 T_ref, the mean TTFT of isolated requests without cache.
 """
@@ -11,15 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.sweeps import bracketing
 from experiments.sweeps import case as cases
 from experiments.sweeps.case import Case, Point
 
 HEADLINE = 5.0  # T* / T_ref
 TARGETS = (1.0, 2.0, 5.0, 10.0)
-TOLERANCE = 1.02
-_LOWEST = 1.0 / 64.0  # of the closed loop's rate: nothing sustained above it counts as nothing
-_FIRST_STEP = 1.1  # from the closed loop's rate, then its square, and so on
-_HIGHEST = 4.0  # of it: a list that is over before it overloads is not tried any faster
+TOLERANCE = bracketing.TOLERANCE
 
 
 def measure(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,7 +33,7 @@ def measure(config: Mapping[str, Any]) -> dict[str, Any]:
     "peak": _kept(peak.summary),
     "at": {},
   }
-  search = _Search(case, peak_rps, max(targets, default=0.0) * reference_s)
+  search = _Search(case, peak_rps, len(cases.workload_of(case).requests))
   # From the largest target down: what a run showed for one target narrows the next.
   for target in sorted(targets, reverse=True):
     point = search.highest(target * reference_s)
@@ -44,60 +42,50 @@ def measure(config: Mapping[str, Any]) -> dict[str, Any]:
       "output_tokens_per_s": point.summary["output_tokens_per_s"],
       **_kept(point.summary),
     }  # fmt: skip
-  found["runs"] = len(search.points) + 1
+  found["runs"] = search.runs + 1
   return found
 
 
 class _Search:
-  """Bisection over rates; every rate is run once and serves all targets."""
+  """Tries rates until a target is bracketed; every rate is run once and serves all targets."""
 
-  def __init__(self, case: Case, peak_rps: float, give_up_s: float) -> None:
+  def __init__(self, case: Case, peak_rps: float, requests: int = 0) -> None:
+    """Takes the closed loop's rate, and how many requests a run has (0: nothing is predicted)."""
     self._case = case
     self._peak_rps = peak_rps
-    self._give_up_s = give_up_s
+    self._requests = requests
     self.points: dict[float, Point] = {}
+    self.runs = 0
 
   def highest(self, ttft_s: float) -> Point | None:
     """The point of the highest sustained rate; None when none down to a 64th of the peak is."""
-    low, high = self._bracket(ttft_s)
-    step = _FIRST_STEP
-    while low is None:
-      rate_rps = high / step
-      if rate_rps < _LOWEST * self._peak_rps:
-        return None
-      if self._point(rate_rps).sustains(ttft_s):
-        low = rate_rps
-      else:
-        high, step = rate_rps, step**2
-    while high == math.inf:
-      rate_rps = min(low * step, _HIGHEST * self._peak_rps)
-      if rate_rps == low:
-        return self.points[low]
-      if self._point(rate_rps).sustains(ttft_s):
-        low, step = rate_rps, step**2
-      else:
-        high = rate_rps
-    while high / low > TOLERANCE:
-      rate_rps = math.sqrt(low * high)
-      if self._point(rate_rps).sustains(ttft_s):
-        low = rate_rps
-      else:
-        high = rate_rps
-    return self.points[low]
+    steps = 0
+    widths: list[float] = []
+    while True:
+      trials = self._trials(ttft_s)
+      low, high = bracketing.bracket(trials)
+      if low is not None and high is not None:
+        widths.append(math.log(high.rate_rps / low.rate_rps))
+      rate_rps = bracketing.next_rate(
+        trials, peak_rps=self._peak_rps, ttft_s=ttft_s, requests=self._requests,
+        steps=steps, widths=widths,
+      )  # fmt: skip
+      if rate_rps is None:
+        return None if low is None else self.points[low.rate_rps]
+      if trials and not widths:
+        steps += 1
+      # A run that is sure to fail is cut short, so what is known of it holds for this target only.
+      self.points[rate_rps] = cases.run(self._case, rate_rps, give_up_ttft_s=ttft_s)
+      self.runs += 1
 
-  def _bracket(self, ttft_s: float) -> tuple[float | None, float]:
-    if not self.points:
-      self._point(self._peak_rps)
-    good = [rate for rate, point in self.points.items() if point.sustains(ttft_s)]
-    low = max(good, default=None)
-    bad = [rate for rate, point in self.points.items()
-           if not point.sustains(ttft_s) and (low is None or rate > low)]  # fmt: skip
-    return low, min(bad, default=math.inf)
-
-  def _point(self, rate_rps: float) -> Point:
-    if rate_rps not in self.points:
-      self.points[rate_rps] = cases.run(self._case, rate_rps, give_up_ttft_s=self._give_up_s)
-    return self.points[rate_rps]
+  def _trials(self, ttft_s: float) -> list[bracketing.Trial]:
+    return [
+      bracketing.Trial(
+        rate_rps=rate_rps, sustained=point.sustains(ttft_s), excess=point.excess(ttft_s)
+      )
+      for rate_rps, point in self.points.items()
+      if not (point.given_up and point.ttft_mean_s < ttft_s)  # it may be sustained for this one
+    ]
 
 
 _KEPT = (

@@ -82,7 +82,7 @@ def test_the_search_finds_the_highest_sustained_rate_to_2_percent(monkeypatch, l
     return point(rate, 1.0 if rate <= limit else 9.0)
 
   monkeypatch.setattr(cases, "run", fake)
-  found = throughput._Search(Case(system="strata"), 20.0, 5.0).highest(5.0)
+  found = throughput._Search(Case(system="strata"), 20.0).highest(5.0)
   assert len(runs) == len(set(runs)) < 15
   if expected is None:
     assert found is None
@@ -100,7 +100,7 @@ def test_targets_share_their_runs(monkeypatch):
     return point(rate, rate)
 
   monkeypatch.setattr(cases, "run", fake)
-  search = throughput._Search(Case(system="strata"), 20.0, 40.0)
+  search = throughput._Search(Case(system="strata"), 20.0)
   assert search.highest(30.0).rate_rps == pytest.approx(30.0, rel=0.02)
   before = len(runs)
   assert search.highest(22.0).rate_rps == pytest.approx(22.0, rel=0.02)
