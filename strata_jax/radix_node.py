@@ -108,10 +108,10 @@ class Node:
   def path(self) -> list["Node"]:
     """The nodes from the root (left out) down to this one."""
     nodes = []
-    node = self
-    while node.parent is not None:
+    node, parent = self, self.parent
+    while parent is not None:
       nodes.append(node)
-      node = node.parent
+      node, parent = parent, parent.parent
     nodes.reverse()
     return nodes
 

@@ -371,21 +371,27 @@ class HiRadixTree:
     """Keeps the slots of the path down to `node` from being evicted; counted."""
     step: Node | None = node
     while step is not None:
-      self._lock_one(step, tier)
+      locks = step.locks
+      locks[tier] += 1
+      if locks[tier] == 1:
+        self._locked(step, tier)
       step = step.parent
 
   def lock_below(self, node: Node, tier: int) -> None:
     """As `lock`, for a node whose parent the caller holds locked already."""
-    self._lock_one(node, tier)
+    node.locks[tier] += 1
+    if node.locks[tier] == 1:
+      self._locked(node, tier)
 
   def unlock(self, node: Node, tier: int) -> None:
     """Takes back one `lock` of the path down to `node`."""
     step: Node | None = node
     while step is not None:
-      locks = step.locks[tier]
-      assert locks > 0, f"unlock of {step}, which is not locked"
-      step.locks[tier] = locks - 1
-      if locks == 1 and step.slots[tier] is not None:
+      locks = step.locks
+      count = locks[tier]
+      assert count > 0, f"unlock of {step}, which is not locked"
+      locks[tier] = count - 1
+      if count == 1 and step.slots[tier] is not None:
         if step.transfers[tier] is None:
           self.pages[tier].evictable += len(step.slots[tier])
           self._queue(step, tier)
@@ -395,10 +401,10 @@ class HiRadixTree:
 
   def touch(self, node: Node) -> None:
     """Marks the path down to `node` as used now."""
-    self._clock += 1
+    clock = self._clock = self._clock + 1
     step: Node | None = node
     while step is not None:
-      step.used = self._clock
+      step.used = clock
       step = step.parent
 
   def requeue(self, node: Node, tier: int) -> None:
@@ -424,10 +430,10 @@ class HiRadixTree:
     shared = common_prefix(node.tokens[:length], tokens[start : start + length])
     return shared - shared % self.page_size
 
-  def _lock_one(self, node: Node, tier: int) -> None:
-    node.locks[tier] += 1
+  def _locked(self, node: Node, tier: int) -> None:
+    """The node has its first lock in the tier."""
     slots = node.slots[tier]
-    if node.locks[tier] == 1 and slots is not None:
+    if slots is not None:
       if node.transfers[tier] is None:
         self.pages[tier].evictable -= len(slots)
       if tier == DEVICE:

@@ -229,7 +229,7 @@ def _admission(state: RequestState, hit: list[Node], missing: list[Node], start:
   stored = 0  # of the host's: what storage was read for while it waited
   for node in hit:
     tier = DEVICE if node.ready(DEVICE) else HOST
-    tokens[tier] += max(node.end - max(node.start, known), 0)
+    tokens[tier] += max(node.end - max(node.start, known), 0) if known else len(node.tokens)
     if tier == HOST and state.prefetch is not None:
       begin, end = state.prefetch.begin, state.prefetch.next
       stored += max(min(node.end, end) - max(node.start, begin, known), 0)

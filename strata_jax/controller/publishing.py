@@ -156,5 +156,7 @@ def _can_grow(state: RequestState, leaf: Node) -> bool:
 
 
 def _give_to_tree(state: RequestState, first: int, last: int) -> None:
-  given = state.give_up(first, last)
-  assert len(given) == last - first, "published pages belong to the request until then"
+  owned = state.owned[first:last]
+  assert owned.all(), "published pages belong to the request until then"
+  owned[:] = False
+  state.own_pages -= last - first

@@ -151,6 +151,8 @@ class RequestState:
 
   def give_up(self, first: int, last: int) -> np.ndarray:
     """Its own slots among pages [first, last) of the page table, which are its own no longer."""
+    if not self.own_pages:
+      return self.pages[:0]
     own = self.pages[first:last][self.owned[first:last]]
     self.owned[first:last] = False
     self.own_pages -= len(own)

@@ -280,14 +280,17 @@ class CacheTiers:
       parent = node.parent
       assert parent is not None
       pages = len(node.tokens) // self.page_size
-      self.tree.lock(parent, HOST)  # not evicted for its own child
-      found = self._make_host_room(pages)
+      evicts = pages > self.host.free_pages
+      if evicts:
+        self.tree.lock(parent, HOST)  # not evicted for its own child
+      found = not evicts or self._make_host_room(pages)
       if found:
         host_slots = self.host.allocate(pages)
         self.tree.attach(node, HOST, host_slots, transfer)
         transfer.nodes.append(node)
         slots.append((node.slots[DEVICE], host_slots))
-      self.tree.unlock(parent, HOST)
+      if evicts:
+        self.tree.unlock(parent, HOST)
       if not found:
         self.stats.skipped_backups += 1
         break

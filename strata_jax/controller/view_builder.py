@@ -112,14 +112,13 @@ def loading_view(tiers: CacheTiers) -> dict[int, int]:
 
 
 def _spans(nodes: list[Node]) -> tuple[Span, ...]:
-  spans = []
-  for node in nodes:
-    span = node.span
-    if span is None:
-      span = Span(node.id, len(node.tokens), node.state, node.locks[DEVICE] > 0)
-      node.span = span
-    spans.append(span)
-  return tuple(spans)
+  return tuple([node.span or _span(node) for node in nodes])
+
+
+def _span(node: Node) -> Span:
+  span = Span(node.id, len(node.tokens), node.state, node.locks[DEVICE] > 0)
+  node.span = span
+  return span
 
 
 def _load_tokens_left(transfer_ids: Iterable[int], tiers: CacheTiers) -> int:

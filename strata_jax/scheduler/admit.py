@@ -6,7 +6,7 @@ for its whole prompt, loads included, and its output reserve; each node counts o
 
 from collections.abc import Callable
 
-from strata_jax.scheduler.load_or_compute import Choice
+from strata_jax.scheduler.load_or_compute import Choice, load_all, loads_whole_hit, whole_hit
 from strata_jax.scheduler.round import Candidate, Offer, Round, pages_of
 from strata_jax.scheduler.views import Prefill, Refused
 
@@ -17,8 +17,12 @@ def admit(round_: Round, candidate: Candidate, load_or_compute: LoadOrCompute) -
   """The offer for a waiting request, None when it does not fit now."""
   if round_.full:
     return None
-  loads, start = load_or_compute(round_, candidate)
-  load_tokens = sum([load[1] for load in loads]) if loads else 0
+  whole = load_or_compute is load_all and loads_whole_hit(round_, candidate)
+  if whole:  # who does not fit needs no list of loads
+    loads, start, load_tokens = (), candidate.hit_tokens, candidate.host_tokens
+  else:
+    loads, start = load_or_compute(round_, candidate)
+    load_tokens = sum([load[1] for load in loads]) if loads else 0
   uses_loads = load_tokens > 0 or start > candidate.resident_tokens
   later = uses_loads and round_.loads_wait
   if later:
@@ -41,7 +45,7 @@ def admit(round_: Round, candidate: Candidate, load_or_compute: LoadOrCompute) -
   if new_pages + pinned_pages > round_.pages_left:
     return None
   return Offer(
-    Prefill(candidate.request_id, loads, start, end),
+    Prefill(candidate.request_id, whole_hit(candidate) if whole else loads, start, end),
     load_tokens,
     end - start,
     new_pages,

@@ -13,8 +13,8 @@ Choice = tuple[tuple[Load, ...], int]
 
 def load_all(round_: Round, candidate: Candidate) -> Choice:
   """Loads the whole host hit, unless it is shorter than `min_load_tokens`."""
-  if not candidate.host_tokens:
-    return (), candidate.resident_tokens
+  if loads_whole_hit(round_, candidate):
+    return whole_hit(candidate), candidate.hit_tokens
   loads: list[Load] = []
   start = total = 0
   unloaded_start = -1  # where computing starts without any load
@@ -34,6 +34,29 @@ def load_all(round_: Round, candidate: Candidate) -> Choice:
   if loads and total < round_.config.min_load_tokens:
     return (), unloaded_start
   return tuple(loads), start
+
+
+def loads_whole_hit(round_: Round, candidate: Candidate) -> bool:
+  """Whether `load_all` is sure to load all host nodes of the hit, because the batch loads none.
+
+  Paths of a tree that share any host node share the first one, where loading begins.
+  """
+  if not candidate.host_tokens:
+    return True
+  return candidate.first_host not in round_.loads and not round_.config.min_load_tokens
+
+
+def whole_hit(candidate: Candidate) -> tuple[Load, ...]:
+  """Loads of all host nodes of the hit."""
+  if not candidate.host_tokens:
+    return ()
+  return tuple(
+    [
+      Load(node_id, tokens)
+      for node_id, tokens, state, _ in candidate.path[: candidate.present]
+      if state == "host"
+    ]
+  )
 
 
 def load_none(round_: Round, candidate: Candidate) -> Choice:
