@@ -6,7 +6,8 @@
 Kept page-first, a page is one object; kept layer-first, it is one object a layer, as small as a
 fragment. Both go through the same store of Orbax segments. Beside them stand the floor of the
 machine, one plain file: written with one fsync, read with one `os.preadv` a page. All read the same
-pages in the same random order, with the page cache warm and with it dropped.
+pages in the same random order, with the page cache warm and with it dropped. They take turns at
+reading, a share of the pages each time, so that other work on the machine slows all of them alike.
 
 The default shape is the share of one of eight devices in Llama-3.1-8B: with 16 tokens a page, 32
 fragments of 8 KiB. The summary's fractions are those of the first page size and segment size given.
@@ -19,7 +20,7 @@ import pathlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from strata_jax.tiers.orbax_segments import OrbaxSegments
 
 _CALL_BYTES = 16 << 20  # read or written by one call of a store
 _OBJECTS = 1 << 15  # in a store at most, for a measurement
+_TURNS = 8  # in which the pages are read at most; a call's worth at least
 
 FLAGS = flags.FlagSet("Measures page-first and layer-first objects on storage.")
 FLAGS.add(
@@ -126,8 +128,9 @@ def measure(case: Case, folder: pathlib.Path) -> Row:
         if cache == "cold":
           _drop_cache(folder)
         else:
-          way.read()  # also makes the destination's memory present
-        _time(rates, f"{way.name}_read_{cache}", way.pages.nbytes, way.read)
+          way.read(slice(None))  # also makes the destination's memory present
+      for name, rate in _read_in_turns(ways).items():
+        rates.setdefault(f"{name}_read_{cache}", []).append(rate)
     for way in ways:
       np.testing.assert_array_equal(way.out[::97], way.pages[way.order][::97])
       way.close()
@@ -152,6 +155,20 @@ def _time(
   rates.setdefault(name, []).append(size_bytes / (time.perf_counter() - began_s))
 
 
+def _read_in_turns(ways: Sequence["_Plain | _Store"]) -> dict[str, float]:
+  """Bytes per second of each way."""
+  os.sync()
+  turns = min(_TURNS, max(1, min(way.pages.nbytes for way in ways) // _CALL_BYTES))
+  seconds = dict.fromkeys((way.name for way in ways), 0.0)
+  for turn in range(turns):
+    for way in ways:
+      begin, end = (len(way.order) * at // turns for at in (turn, turn + 1))
+      began_s = time.perf_counter()
+      way.read(slice(begin, end))
+      seconds[way.name] += time.perf_counter() - began_s
+  return {way.name: way.pages.nbytes / seconds[way.name] for way in ways}
+
+
 class _Plain:
   """One file: the least that any store of pages must do."""
 
@@ -171,12 +188,13 @@ class _Plain:
       file.flush()
       os.fsync(file.fileno())
 
-  def read(self) -> None:
-    page_bytes = self.pages.shape[1]
+  def read(self, part: slice) -> None:
+    """Reads a part of the order."""
+    page_bytes, out = self.pages.shape[1], self.out[part]
     with self._path.open("rb", buffering=0) as file:
       descriptor = file.fileno()
-      for i, page in enumerate(self.order.tolist()):
-        os.preadv(descriptor, [self.out[i]], page * page_bytes)
+      for i, page in enumerate(self.order[part].tolist()):
+        os.preadv(descriptor, [out[i]], page * page_bytes)
 
   def close(self) -> None:
     self._path.unlink()
@@ -207,11 +225,13 @@ class _Store:
         self._store.write(keys, np.ascontiguousarray(parts[start : start + step, part]))
     self._store.flush()
 
-  def read(self) -> None:
-    out = self.out.reshape(len(self.pages) * self._objects, -1)
+  def read(self, part: slice) -> None:
+    """Reads a part of the order."""
+    order, out = self.order[part], self.out[part]
+    out = out.reshape(len(order) * self._objects, -1)
     step = max(1, _CALL_BYTES // self.pages.shape[1])
-    for start in range(0, len(self.order), step):
-      keys = [key for page in self.order[start : start + step].tolist() for key in self._keys[page]]
+    for start in range(0, len(order), step):
+      keys = [key for page in order[start : start + step].tolist() for key in self._keys[page]]
       first = start * self._objects
       self._store.read(keys, out[first : first + len(keys)]).result()
 

@@ -179,29 +179,34 @@ class OrbaxSegments:
     rows = page_store.rows_of(rows, len(keys))
     right = np.zeros(len(keys), bool)
     reads = self._plan(np.arange(len(keys)), keys, out, rows, right)
-    parts = segment_reads.share_out(reads, self.page_bytes, self._read_threads)
+    job = segment_reads.Job(reads, out, self._open)
+    left = max(1, min(self._read_threads, job.units))
     future: Future[np.ndarray] = Future()
-    left = len(parts)
 
-    def read_part(part: segment_reads.Reads) -> None:
+    def work() -> None:
       nonlocal left
       try:
-        vanished = self._read(part, out, right)
-        if len(vanished):  # merged elsewhere, perhaps
-          self._refresh(force=True)
-          self._read(self._plan(vanished, keys, out, rows, right), out, right)
+        job.work()
       except Exception as error:  # a fault here must not leave anybody waiting
         log.exception("store: a read failed: %s", error)
       with self._lock:
         left -= 1
-        last = not left
-      if last:
-        future.set_result(right)
-
-    if not parts:
+        if left:
+          return
+      try:
+        vanished = self._settle(job, right)
+        if len(vanished):  # merged elsewhere, perhaps
+          self._refresh(force=True)
+          self._read(self._plan(vanished, keys, out, rows, right), out, right)
+      except Exception as error:
+        log.exception("store: a read failed: %s", error)
       future.set_result(right)
-    for part in parts:
-      self._readers.submit(read_part, part)
+
+    if not len(reads.rows):
+      future.set_result(right)
+      return future
+    for _ in range(left):
+      self._readers.submit(work)
     return future
 
   def _plan(
@@ -229,9 +234,15 @@ class OrbaxSegments:
     wanted = wanted[there]
     return segment_reads.Reads(segments, which, found, rows[wanted], wanted)
 
-  def _read(self, reads: segment_reads.Reads, out: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Reads and checks pages; gives those whose segment is gone."""
-    became = segment_reads.read(reads, out, self._open)
+  def _read(self, reads: segment_reads.Reads, out: np.ndarray, right: np.ndarray) -> None:
+    """Reads and checks pages in this thread."""
+    job = segment_reads.Job(reads, out, self._open)
+    job.work()
+    self._settle(job, right)
+
+  def _settle(self, job: segment_reads.Job, right: np.ndarray) -> np.ndarray:
+    """Notes which pages are right and buries the bad ones; gives those whose segment is gone."""
+    reads, became = job.reads, job.became
     right[reads.wanted[became == segment_reads.RIGHT]] = True
     for fault, reason in _FAULTS.items():
       bad = became == fault

@@ -5,6 +5,8 @@ two sums of its checksum while it is in the processor's cache; both leave the in
 other readers. Everything else is done for many pages at once.
 """
 
+import collections
+import itertools
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -16,8 +18,7 @@ from strata_jax.tiers import page_checksum
 from strata_jax.tiers.segment_index import RawFile, Segment
 
 _CALL_PAGES = 1024  # the system takes so many buffers a call
-_PART_BYTES = 1 << 20  # less is not worth another thread
-_SUMS_BYTES = 16 << 20  # of pages, the sums of small ones take as much
+_UNIT_BYTES = 2 << 20  # that a thread takes at a time
 _SMALL_PAGE_BYTES = 16 << 10  # one copy of many is cheaper than sums one by one
 log = logging.getLogger(__name__)
 
@@ -74,80 +75,103 @@ def live_pages(segments: Sequence[Segment]) -> Reads:
   )  # fmt: skip
 
 
-def share_out(reads: Reads, page_bytes: int, threads: int) -> list[Reads]:
-  """Shares reads out to at most `threads` threads."""
-  pages = len(reads.rows)
-  share = max(-(-_PART_BYTES // page_bytes), -(-pages // threads))
-  return [reads.take(slice(at, at + share)) for at in range(0, pages, share)]
+class Job:
+  """Reads that any number of threads carry out together, a unit of pages at a time each.
 
-
-def read(reads: Reads, out: np.ndarray, open_file: Callable[[Segment], RawFile]) -> np.ndarray:
-  """Reads pages into `out[places]` and checks them; what became of each: int8 [pages].
-
-  Args:
-    reads: what to read.
-    out: uint8 [any, page_bytes], contiguous rows.
-    open_file: the open file of a segment's pages; FileNotFoundError: the segment is gone.
+  Who is slower takes fewer, so nobody waits for long at the end.
   """
-  became = np.full(len(reads.rows), RIGHT, np.int8)
-  files: list[RawFile | None] = []  # not closed before they have been read
-  for i, segment in enumerate(reads.segments):
-    try:
-      files.append(open_file(segment))
-    except OSError as error:
-      missing = isinstance(error, FileNotFoundError)
-      became[reads.which == i] = GONE if missing else UNREADABLE
-      files.append(None)
-      if not missing:
+
+  def __init__(
+    self, reads: Reads, out: np.ndarray, open_file: Callable[[Segment], RawFile]
+  ) -> None:
+    """Opens the files.
+
+    Args:
+      reads: what to read, into `out[places]`.
+      out: uint8 [any, page_bytes], contiguous rows.
+      open_file: the open file of a segment's pages; FileNotFoundError: the segment is gone.
+    """
+    self.reads = reads
+    self.became = np.full(len(reads.rows), UNREADABLE, np.int8)  # of each page, after the work
+    self._out = out
+    self._files: dict[int, RawFile] = {}  # not closed before they have been read
+    for i, segment in enumerate(reads.segments):
+      try:
+        self._files[i] = open_file(segment)
+      except FileNotFoundError:
+        self.became[reads.which == i] = GONE
+      except OSError as error:
         log.warning("store: pages of %s cannot be read: %s", segment.name, error)
-  there = reads if not became.any() else reads.take(np.flatnonzero(became == RIGHT))
-  step = max(1, _SUMS_BYTES // out.shape[1])
-  parts = range(0, len(there.rows), step)
-  found = [_read_open(there.take(slice(at, at + step)), out, files) for at in parts]
-  if found:
-    became[became == RIGHT] = np.concatenate(found)
-  return became
+    self._there = np.arange(len(reads.rows))  # whose file is open
+    if len(self._files) < len(reads.segments):
+      self._there = np.flatnonzero(np.isin(reads.which, list(self._files)))
+      reads = reads.take(self._there)
+    pages, page_bytes = len(reads.rows), out.shape[1]
+    self._expected = reads.expected() if pages else np.empty(0, np.uint64)
+    self._which, self._rows = reads.which.tolist(), reads.rows.tolist()
+    self._places = reads.places.tolist()
+    # Pages go on where the one before ends: in the file, unless a cache's worth ends; in memory.
+    self._group = max(1, min(page_checksum.CACHE_BYTES // page_bytes, _CALL_PAGES))
+    follows = (np.diff(reads.rows, prepend=-2) == 1) & (np.diff(reads.which, prepend=-1) == 0)
+    follows[:: self._group] = False
+    self._jumps = np.cumsum(np.diff(reads.places, prepend=0) != 1).tolist()
+    starts = np.flatnonzero(~follows)
+    unit = self._group * max(1, _UNIT_BYTES // (self._group * page_bytes))
+    firsts = np.searchsorted(starts, np.arange(0, pages + unit, unit)).tolist()
+    bounds = [*starts.tolist(), pages]
+    self._units = collections.deque(
+      bounds[first : last + 1] for first, last in itertools.pairwise(firsts)
+    )
 
+  @property
+  def units(self) -> int:
+    """So many threads have something to do."""
+    return len(self._units)
 
-def _read_open(reads: Reads, out: np.ndarray, files: Sequence[RawFile | None]) -> np.ndarray:
-  """As `read`, from files that are open; at least one page."""
-  pages, page_bytes = len(reads.rows), out.shape[1]
-  became = np.full(pages, RIGHT, np.int8)
-  sums = page_checksum.empty_sums(pages, page_bytes)
-  group = max(1, min(page_checksum.CACHE_BYTES // page_bytes, _CALL_PAGES))
-  which, rows, places = reads.which.tolist(), reads.rows.tolist(), reads.places.tolist()
-  # Pages that go on where the page before ends, in file and in memory.
-  follows = (np.diff(reads.rows, prepend=-2) == 1) & (np.diff(reads.which, prepend=-1) == 0)
-  jumps = np.cumsum(np.diff(reads.places, prepend=0) != 1).tolist()
-  follows[::group] = False
-  starts = np.flatnonzero(~follows).tolist()
-  begin = 0  # of the pages whose sums are to be made next
-  for start, end in zip(starts, [*starts[1:], pages], strict=True):
-    place, count = places[start], end - start
-    if jumps[start] == jumps[end - 1]:
-      buffers = [out[place : place + count]]
+  def work(self) -> None:
+    """Reads and checks pages until nothing is left to be begun. Any thread."""
+    while True:
+      try:
+        bounds = self._units.popleft()
+      except IndexError:
+        return
+      self._read(bounds)
+
+  def _read(self, bounds: list[int]) -> None:
+    """Reads the pages between the bounds, each stretch with one call."""
+    out, jumps, places = self._out, self._jumps, self._places
+    page_bytes = out.shape[1]
+    base, pages = bounds[0], bounds[-1]
+    became = np.full(pages - base, RIGHT, np.int8)
+    sums = page_checksum.empty_sums(pages - base, page_bytes)
+    begin = base  # of the pages whose sums are to be made next
+    for start, end in itertools.pairwise(bounds):
+      if jumps[start] == jumps[end - 1]:
+        buffers = [out[places[start] : places[start] + end - start]]
+      else:
+        buffers = [out[place] for place in places[start:end]]
+      try:
+        offset = self._rows[start] * page_bytes
+        whole = os.preadv(self._files[self._which[start]].fd, buffers, offset) // page_bytes
+        if whole < end - start:
+          became[start + whole - base : end - base] = SHORT
+      except OSError as error:
+        became[start - base : end - base] = UNREADABLE
+        log.warning("store: pages cannot be read: %s", error)
+      if end - begin >= self._group or end == pages:
+        self._add_up(begin, end, sums[begin - base : end - base])
+        begin = end
+    wrong = page_checksum.finish(sums) != self._expected[base:pages]
+    became[wrong & (became == RIGHT)] = WRONG
+    self.became[self._there[base:pages]] = became
+
+  def _add_up(self, begin: int, end: int, sums: np.ndarray) -> None:
+    """Sums of pages that have just been read."""
+    out, places = self._out, self._places[begin:end]
+    if self._jumps[begin] == self._jumps[end - 1]:
+      page_checksum.add_up(out[places[0] : places[0] + end - begin], sums)
+    elif out.shape[1] < _SMALL_PAGE_BYTES:
+      page_checksum.add_up(out[places], sums)
     else:
-      buffers = [out[place] for place in places[start:end]]
-    file = files[which[start]]
-    assert file is not None
-    try:
-      whole = os.preadv(file.fd, buffers, rows[start] * page_bytes) // page_bytes
-      if whole < count:
-        became[start + whole : end] = SHORT
-    except OSError as error:
-      became[start:end] = UNREADABLE
-      log.warning("store: pages of %s cannot be read: %s", reads.segments[which[start]].name, error)
-    if end - begin < group and end < pages:
-      continue
-    place = places[begin]
-    if jumps[begin] == jumps[end - 1]:
-      page_checksum.add_up(out[place : place + end - begin], sums[begin:end])
-    elif page_bytes < _SMALL_PAGE_BYTES:
-      page_checksum.add_up(out[reads.places[begin:end]], sums[begin:end])
-    else:
-      for i in range(begin, end):
-        page_checksum.add_up(out[places[i] : places[i] + 1], sums[i : i + 1])
-    begin = end
-  wrong = page_checksum.finish(sums) != reads.expected()
-  became[wrong & (became == RIGHT)] = WRONG
-  return became
+      for i, place in enumerate(places):
+        page_checksum.add_up(out[place : place + 1], sums[i : i + 1])

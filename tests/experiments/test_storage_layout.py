@@ -15,8 +15,8 @@ def run(capsys, tmp_path, *arguments: str) -> dict:
 
 def test_it_measures_every_way(capsys, tmp_path):
   summary = run(
-    capsys, tmp_path, "--page_sizes=16,1", "--segment_bytes=1048576", "--total_bytes=2000000",
-    "--repeats=1", "--num_layers=4",
+    capsys, tmp_path, "--page_sizes=16,1", "--segment_bytes=4194304", "--total_bytes=8000000",
+    "--repeats=1", "--num_layers=32",
   )  # fmt: skip
   assert [row["page_size"] for row in summary["rows"]] == [16, 1]
   for row in summary["rows"]:
@@ -41,8 +41,19 @@ def test_impossible_sizes_are_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_the_store_keeps_up_with_plain_files(capsys, tmp_path):
-  """Loosely: other work on the machine must not fail it; the experiment shows the figures."""
-  summary = run(capsys, tmp_path, "--page_sizes=16", "--segment_bytes=134217728", "--repeats=1")
-  assert summary["read_fraction_of_plain"] > 0.3
-  assert summary["write_fraction_of_plain"] > 0.25
-  assert summary["page_first_over_layer_first_read"] > 2
+  """Loosely: other work on the machine must not fail it, so one of three runs is enough.
+
+  The experiment shows the figures.
+  """
+  least = {
+    "read_fraction_of_plain": 0.5,
+    "write_fraction_of_plain": 0.25,
+    "page_first_over_layer_first_read": 2,
+  }
+  seen = []
+  for _ in range(3):
+    summary = run(capsys, tmp_path, "--page_sizes=16", "--segment_bytes=134217728", "--repeats=1")
+    seen.append({name: summary[name] for name in least})
+    if all(seen[-1][name] > value for name, value in least.items()):
+      return
+  raise AssertionError(seen)

@@ -1,6 +1,7 @@
 """Reads of segments: every page to its place, and what became of each."""
 
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -51,7 +52,9 @@ def reads_of(segments: list[Segment], order: str, seed: int = 0) -> segment_read
 def run(reads: segment_reads.Reads, open_file=Segment.open) -> tuple[np.ndarray, np.ndarray]:
   """What became of the pages, and the memory that they went to."""
   out = np.full((3 * ROWS, reads.segments[0].page_bytes), 0xAA, np.uint8)
-  return segment_reads.read(reads, out, open_file), out
+  job = segment_reads.Job(reads, out, open_file)
+  job.work()
+  return job.became, out
 
 
 @pytest.mark.parametrize("order", ["as they lie", "random", "scattered"])
@@ -132,17 +135,27 @@ def test_a_medium_that_fails_fails_its_pages_only(segments, monkeypatch, caplog)
   assert np.count_nonzero(became != segment_reads.RIGHT) <= 2  # what was read along with it
 
 
-def test_sharing_out_keeps_every_page_once(segments):
+@pytest.mark.parametrize("order", ["as they lie", "scattered"])
+def test_several_threads_share_a_job(segments, order):
+  reads = reads_of(segments, order)
+  out = np.zeros((3 * ROWS, segments[0].page_bytes), np.uint8)
+  job = segment_reads.Job(reads, out, Segment.open)
+  assert job.units >= out.nbytes * 2 // 3 // segment_reads._UNIT_BYTES
+  threads = [threading.Thread(target=job.work) for _ in range(4)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert job.units == 0
+  assert (job.became == segment_reads.RIGHT).all()
+  right = contents(segments)[reads.which, reads.rows]
+  np.testing.assert_array_equal(out[reads.places], right)
+
+
+def test_what_nobody_read_is_not_right(segments):
   reads = reads_of(segments, "random")
-  page_bytes = segments[0].page_bytes
-  for threads in (1, 2, 3, 100):
-    parts = segment_reads.share_out(reads, page_bytes, threads)
-    assert len(parts) <= threads
-    wanted = np.concatenate([part.wanted for part in parts])
-    np.testing.assert_array_equal(wanted, reads.wanted)
-    for part in parts[:-1]:
-      assert len(part.rows) * page_bytes >= 1 << 20
-  assert segment_reads.share_out(reads.take(slice(0, 0)), page_bytes, 4) == []
+  out = np.zeros((3 * ROWS, segments[0].page_bytes), np.uint8)
+  assert not (segment_reads.Job(reads, out, Segment.open).became == segment_reads.RIGHT).any()
 
 
 def test_live_pages_leave_out_the_dead_and_the_shadowed(segments):
