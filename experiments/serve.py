@@ -104,6 +104,7 @@ FLAGS = make_flags("Serves requests on a model with a tiered KV cache.", "runs/s
 def main(args: flags.Args) -> int:
   """Runs the experiment. Returns 1 when outputs differ that must be identical, or got stuck."""
   began_s = time.monotonic()
+  serve_setup.share_the_interpreter()
   setup = serve_setup.set_up(args)
   with flags.usage_errors():
     out = run_folder.open_run(

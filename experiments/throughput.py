@@ -83,6 +83,7 @@ FLAGS.add_flag("out", str, "runs/throughput", "folder that the run writes or goe
 def main(args: flags.Args) -> None:
   """Runs the experiment."""
   began_s = time.monotonic()
+  serve_setup.share_the_interpreter()
   contenders = throughput_plan.contenders(args.systems, args.rates)
   _check(args)
   shape = args.config(ShapeConfig)

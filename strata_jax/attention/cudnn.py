@@ -5,8 +5,12 @@ blocks of K or V, K of page p in block 2p and V in block 2p + 1. cuDNN's causal 
 the first key, which is wrong behind a context, so the chunk part is a call of its own and the two
 are merged by their log-sum-exp.
 
-A kernel gives all keys of a row to the same few thread blocks. Where a batch has too few of them to
-fill the device, the context is cut into parts that are rows of their own, merged likewise.
+For short chunks that kernel has two weaknesses, of which its kernel for single tokens is free. It
+pads the queries of every head to a tile of their own, and reads the KV for each: here the queries
+that share a KV head stand in one tile. And it gives all keys of a row to the same thread block:
+where a batch has too few blocks to fill the device, the context is cut into parts that are rows of
+their own, merged by their log-sum-exp. On an H200, chunks of 32 tokens behind 20,000 with the heads
+of Llama-3.1-8B and pages of 32: 0.35 to 0.10 ms for one, 0.36 to 0.19 for 4, 1.26 to 0.43 for 16.
 """
 
 import jax
@@ -17,9 +21,9 @@ from strata_jax.attention import merge
 
 _LARGEST_HEAD = 256  # on Hopper
 _QUERY_TILE = 128  # queries of one head that share a thread block
-_BLOCKS = 264  # thread blocks that fill a device: twice the SMs of an H200
+_BLOCKS = 132  # thread blocks that fill a device: one an SM
 _PART_TOKENS = 1024  # a part of a context has at least so many
-_MOST_PARTS = 16
+_MOST_PARTS = 8
 
 
 def paged_attention(
@@ -51,8 +55,6 @@ def paged_attention(
     )
   if q.shape[1] == 1 and written:  # the token is in the pool, and sees everything up to itself
     tokens = jnp.where(lengths > 0, starts + 1, 0)
-    if context_parts(q.shape, pool.shape, page_table.shape[1]) > 1:
-      return _context_part(q, pool, page_table, tokens).out.astype(q.dtype)
     out = _context_out(q, pool, page_table, tokens, stats=False)[0]
     return jnp.where((tokens > 0)[:, None, None, None], out, 0)
   context = _context_part(q, pool, page_table, jnp.where(lengths > 0, starts, 0))
@@ -70,6 +72,8 @@ def context_parts(q_shape: tuple[int, ...], pool_shape: tuple[int, ...], table_p
   """
   page_size, kv_heads = pool_shape[2:4]
   batch, rows, heads = q_shape[0], q_shape[1], q_shape[2]
+  if rows == 1:
+    return 1
   if _packs(q_shape, kv_heads):
     rows, heads = rows * heads // kv_heads, kv_heads
   blocks = batch * heads * -(-rows // _QUERY_TILE)
@@ -79,7 +83,7 @@ def context_parts(q_shape: tuple[int, ...], pool_shape: tuple[int, ...], table_p
 
 def _packs(q_shape: tuple[int, ...], kv_heads: int) -> bool:
   """Whether the queries that share a KV head stand in one tile: else each head reads the KV."""
-  return kv_heads < q_shape[2] and q_shape[1] < _QUERY_TILE
+  return kv_heads < q_shape[2] and 1 < q_shape[1] < _QUERY_TILE
 
 
 def _context_part(

@@ -29,7 +29,7 @@ class FragmentCopies:
       pools: of the device.
       host: the host pool.
     """
-    self._device_at = [pool.unsafe_buffer_pointer() for pool in pools]
+    self._device_at = np.array([pool.unsafe_buffer_pointer() for pool in pools], np.uint64)
     self._host_at = host.unsafe_buffer_pointer()
     self._layers = page_layout.num_layers
     each = backend == "memcpy_async"
@@ -40,13 +40,16 @@ class FragmentCopies:
   def layers(
     self, host_slots: np.ndarray, device_slots: np.ndarray, *, to_device: bool
   ) -> Iterator[cuda_copies.Copies]:
-    """The copies of each layer, for slots int32 [pages]."""
+    """The copies of each layer, for slots int32 [pages]; addresses are computed all at once."""
     parts = np.arange(self._parts)
+    layers = np.arange(self._layers)[:, None]
+    fragments = host_slots.astype(np.int64) * self._layers + layers  # [layers, pages]
+    in_host = (fragments[..., None] * self._parts + parts).reshape(self._layers, -1)
     in_pool = (device_slots.astype(np.int64)[:, None] * self._parts + parts).reshape(-1)
-    first = host_slots.astype(np.int64) * self._layers
-    for layer, pool_at in enumerate(self._device_at):
-      in_host = ((first + layer)[:, None] * self._parts + parts).reshape(-1)
-      on_device = cuda_copies.addresses(pool_at, in_pool, self._size_bytes)
-      on_host = cuda_copies.addresses(self._host_at, in_host, self._size_bytes)
-      targets, sources = (on_device, on_host) if to_device else (on_host, on_device)
-      yield cuda_copies.Copies(targets=targets, sources=sources, size_bytes=self._size_bytes)
+    on_host = cuda_copies.addresses(self._host_at, in_host, self._size_bytes)
+    on_device = self._device_at[:, None] + cuda_copies.addresses(0, in_pool, self._size_bytes)
+    targets, sources = (on_device, on_host) if to_device else (on_host, on_device)
+    for layer in range(self._layers):
+      yield cuda_copies.Copies(
+        targets=targets[layer], sources=sources[layer], size_bytes=self._size_bytes
+      )
