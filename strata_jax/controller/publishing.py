@@ -156,7 +156,9 @@ def _can_grow(state: RequestState, leaf: Node) -> bool:
 
 
 def _give_to_tree(state: RequestState, first: int, last: int) -> None:
-  owned = state.owned[first:last]
-  assert owned.all(), "published pages belong to the request until then"
-  owned[:] = False
+  owned = state.owned
+  assert owned[first:last].all() if last - first > 1 else owned[first], (
+    "published pages are its own"
+  )
+  owned[first:last] = False
   state.own_pages -= last - first
