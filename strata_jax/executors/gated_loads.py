@@ -7,8 +7,6 @@ stream is made to wait for the copies of layer l, once they have been submitted.
 """
 
 import queue
-import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import buffer_callback
 
-from strata_jax.executors import fragment_copies
+from strata_jax.executors import fragment_copies, workers
 from strata_jax.tiers import cuda_copies, io_backend, layout
 
 _NO_TIMING = 2  # cudaEventDisableTiming
@@ -51,8 +49,7 @@ class GatedLoads:
     self._program = jax.jit(self._gated, donate_argnums=0)
     jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
     self._jobs = jobs
-    threading.Thread(target=_work, args=(jobs,), daemon=True).start()
-    weakref.finalize(self, jobs.put, None)
+    workers.start(self, _work, jobs)
 
   def begin(self, host_slots: np.ndarray, device_slots: np.ndarray) -> Gate:
     """The gate of one load, int32 [pages] both; to be called for every layer, in order."""

@@ -7,13 +7,11 @@ their own. A thread submits them and waits for them.
 """
 
 import queue
-import threading
-import weakref
 from collections.abc import Callable
 
 import numpy as np
 
-from strata_jax.executors import fragment_copies
+from strata_jax.executors import fragment_copies, workers
 from strata_jax.tiers import cuda_copies, io_backend, layout
 
 # Smaller fragments are faster by the kernel, even though it takes turns with the compute.
@@ -40,8 +38,7 @@ class SideCopies:
     side = cuda_copies.SideStream()
     jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
     self._jobs = jobs
-    threading.Thread(target=_work, args=(jobs, copies, side, to_device), daemon=True).start()
-    weakref.finalize(self, jobs.put, None)
+    workers.start(self, _work, jobs, copies, side, to_device)
 
   def start(self, host_slots: np.ndarray, device_slots: np.ndarray, done: Done) -> None:
     """Starts the copies of some pages, int32 [pages] both; `done` is called in the thread."""

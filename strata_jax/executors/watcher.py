@@ -5,12 +5,10 @@ Launching may itself take long (a CPU accepts only so many programs ahead); a th
 """
 
 import queue
-import threading
-import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
-from strata_jax.executors import protocol
+from strata_jax.executors import protocol, workers
 
 Events = list[protocol.Event]
 
@@ -31,10 +29,7 @@ class Watcher:
     self._events: queue.SimpleQueue[protocol.Event | BaseException] = queue.SimpleQueue()
     self._expected = 0
     self._error: BaseException | None = None
-    thread = threading.Thread(target=_watch, args=(self._points, self._events), daemon=True)
-    thread.start()
-    # The thread knows the queues alone, so that whoever owns the watcher can be collected.
-    weakref.finalize(self, self._points.put, None)
+    workers.start(self, _watch, self._points, self._events)
 
   def add(
     self,
