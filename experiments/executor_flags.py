@@ -20,10 +20,12 @@ class ExecutorConfig:
   piece_tokens: int = 512  # tokens of the largest piece that a prefill is cut into
   prefill_rows: int = 1  # pieces of different prefills that are computed together, at most
   layers_per_program: int = 1  # layers in one program where nothing is loaded beside
+  decode_factor: int = 4  # between the sizes that decode batches are padded to
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
-      validation.check_int(self, field.name, minimum=1)
+      minimum = 2 if field.name == "decode_factor" else 1
+      validation.check_int(self, field.name, minimum=minimum)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,9 +40,8 @@ class IoNames:
 def io_of(system: SystemConfig | None, *, on_cpu: bool | None = None) -> IoNames:
   """What a system means for this machine's executor; None: what is fastest here.
 
-  On a GPU `memcpy_batch` is `copy_engine`: gated layer by layer both are one batch of copies of
-  fragments a layer. Its stores pack pages on the device first, which batches of fragments do not;
-  that favours the system. A CPU has the reference back end, and `device_put`.
+  On a GPU `memcpy_batch` is `copy_engine`: both are one batch of copies of fragments a layer, gated
+  for loads, beside the compute for backups. A CPU has the reference back end, and `device_put`.
   """
   on_cpu = jax.default_backend() == "cpu" if on_cpu is None else on_cpu
   if system is None:
@@ -100,6 +101,7 @@ def make(
       context_tokens=context_tokens,
       piece_tokens=config.piece_tokens,
       prefill_rows=config.prefill_rows,
+      decode_factor=config.decode_factor,
     ),
     io=io.load,
     store_io=io.store,

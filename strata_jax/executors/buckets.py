@@ -65,8 +65,9 @@ def make_buckets(
   context_tokens: int,
   piece_tokens: int = 512,
   prefill_rows: int = 1,
+  decode_factor: int = 4,
 ) -> Buckets:
-  """Few buckets for a run, each a factor of 4 below the next.
+  """Few buckets for a run, each a factor of 4 (or what is said) below the next.
 
   Args:
     page_layout: of both pools.
@@ -75,6 +76,7 @@ def make_buckets(
     context_tokens: the longest prompt + output.
     piece_tokens: the largest piece that a prefill is cut into.
     prefill_rows: pieces of different prefills that are computed together at most.
+    decode_factor: between the sizes of decode batches.
   """
   context_pages = min(-(-context_tokens // page_layout.page_size), device_pages)
   chunk = min(piece_tokens, serving.step_tokens, context_pages * page_layout.page_size)
@@ -82,7 +84,7 @@ def make_buckets(
   transfer = min(max(_TRANSFER_TOKENS // page_layout.page_size, 4), device_pages)
   return Buckets(
     chunk_tokens=ladder(32, chunk, 4),
-    decode_requests=ladder(1, serving.running_requests, 4),
+    decode_requests=ladder(1, serving.running_requests, decode_factor),
     transfer_pages=ladder(-(-transfer // 4), transfer, 4),
     table_pages=context_pages,
     prefill_rows=tuple(sorted({1, *ladder(1, min(prefill_rows, serving.batch_requests), 4)})),

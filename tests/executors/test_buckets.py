@@ -69,3 +69,14 @@ def test_a_count_beyond_the_largest_bucket_is_refused():
 def test_sizes_must_ascend(sizes):
   with pytest.raises(ValueError, match="chunk_tokens: expected ascending sizes"):
     buckets.Buckets(chunk_tokens=sizes, decode_requests=(1,), transfer_pages=(4,), table_pages=8)
+
+
+def test_decode_batches_may_be_padded_less():
+  def sizes(**options):
+    return buckets.make_buckets(
+      config.MODELS["tiny"].page_layout(4), config.ServingConfig(running_requests=28),
+      device_pages=5, context_tokens=512, **options,
+    ).decode_requests  # fmt: skip
+
+  assert sizes() == (1, 7, 28)
+  assert sizes(decode_factor=2) == (1, 3, 7, 14, 28)
