@@ -86,7 +86,7 @@ def _serve(args: flags.Args) -> int:
   store = serve_setup.open_store(setup)
   assert store is not None
   executor = serve_setup.make_executor(setup, store)
-  serve.warm_up(executor)
+  serve_setup.warm_up(executor)
   server = serve.Server(setup, executor, measured_costs.of_run(args, setup, executor, store))
   summary: dict[str, Any] = {}
   if args.phase == "again":

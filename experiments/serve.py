@@ -113,7 +113,7 @@ def main(args: flags.Args) -> int:
     recorder = _recorder(args, setup)
   store = serve_setup.open_store(setup)
   executor = serve_setup.make_executor(setup, store)
-  warm_up(executor)
+  serve_setup.warm_up(executor)
   costs = measured_costs.of_run(args, setup, executor, store)
   server = Server(setup, executor, costs)
   controller = server.controller()
@@ -210,20 +210,6 @@ class Server:
         recorder=recorder,
         progress=lambda done, _: bar.update(done),
       )
-
-
-def warm_up(executor: JaxExecutor) -> None:
-  """Compiles all programs, with a progress bar."""
-  bars: list[run_folder.Progress] = []
-
-  def progress(done: int, total: int, name: str) -> None:
-    if not bars:
-      bars.append(run_folder.Progress(total, "compile"))
-    bars[0].update(done, name)
-
-  executor.warmup(progress)
-  for bar in bars:
-    bar.close()
 
 
 def _recorder(

@@ -187,6 +187,20 @@ def fingerprint(
   return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def warm_up(executor: JaxExecutor) -> None:
+  """Compiles all programs, with a progress bar."""
+  bars: list[run_folder.Progress] = []
+
+  def progress(done: int, total: int, name: str) -> None:
+    if not bars:
+      bars.append(run_folder.Progress(total, "compile"))
+    bars[0].update(done, name)
+
+  executor.warmup(progress)
+  for bar in bars:
+    bar.close()
+
+
 def share_the_interpreter() -> None:
   """Lets Python's threads take turns every 0.1 ms, not 5.
 

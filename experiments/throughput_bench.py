@@ -212,7 +212,7 @@ class _Tiers:
           config.model, params, cache, config.serving, config.executor, io,
           context_tokens=longest, pools=pools,
         )  # fmt: skip
-      _compile(executor)
+      serve_setup.warm_up(executor)
       self.costs[io] = _costs(executor, cache) if config.with_costs else Costs()
       self._executors[io] = executor
       self._holder = executor
@@ -278,19 +278,6 @@ def _costs(executor: JaxExecutor, cache: CacheConfig) -> Costs:
     context_tokens=buckets.table_pages * cache.page_size,
     read_tokens=cache.page_size,
   )
-
-
-def _compile(executor: JaxExecutor) -> None:
-  bars: list[run_folder.Progress] = []
-
-  def progress(done: int, total: int, name: str) -> None:
-    if not bars:
-      bars.append(run_folder.Progress(total, "compile"))
-    bars[0].update(done, name)
-
-  executor.warmup(progress)
-  for bar in bars:
-    bar.close()
 
 
 def _cut_at(limit_s: float, request: Request) -> Request:

@@ -71,6 +71,7 @@ class GatedLoads:
         self._jobs.put(submit)
       error = submitted.get()
       if error is not None:
+        submitted.put(error)  # for the layers that follow, whose copies nobody submits
         raise error
       self._call("cudaStreamWaitEvent", stream, self._events[layer], 0)
 

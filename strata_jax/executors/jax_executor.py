@@ -1,6 +1,5 @@
 """The executor with real pages and a real model, on JAX's default device."""
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from strata_jax.executors import (
   gated_loads,
   layer_stack,
   load_shares,
+  page_mover,
   prefill_batches,
   programs,
   protocol,
@@ -28,10 +28,7 @@ from strata_jax.executors import pools as pools_lib
 from strata_jax.executors.running_step import RunningStep
 from strata_jax.models import llama
 from strata_jax.tiers import host as host_tier
-from strata_jax.tiers import io_backend, io_pair, layout, page_store
-
-# Back ends all of whose transfers are explicit. The others read their slots on the host.
-_EXPLICIT_IO = ("kernel", "reference")
+from strata_jax.tiers import io_backend, layout, page_store
 
 # progress(programs compiled, programs in all, what was compiled)
 Progress = Callable[[int, int, str], None]
@@ -119,7 +116,7 @@ class JaxExecutor:
     self._stack = layer_stack.LayerStack(
       config, params, attention, self._target, layers_per_program=layers_per_program
     )
-    self._io = io_pair.make_io(io, store_io or io, page_layout)
+    self._mover = page_mover.PageMover(page_layout, io, store_io or io, buckets, self._target)
     pools = pools or pools_lib.make(page_layout, device_pages, host_pages, self._target)
     pools_lib.check(pools, page_layout, device_pages, host_pages)
     self._device, self._host = pools
@@ -131,6 +128,7 @@ class JaxExecutor:
     self._side_loads = self._side_copies(aside, to_device=True)
     aside = choices.backups_aside(store_io or io, page_layout, on_gpu)
     self._side_backups = self._side_copies(aside, to_device=False)
+    self._evicting: set[int] = set()  # transfer ids of backups under way whose pages are evicted
     self._requests: dict[int, _Registered] = {}
     self._watcher = watcher.Watcher()
     self._storage: storage_io.StorageIo | None = None
@@ -279,9 +277,9 @@ class JaxExecutor:
   def _put_aside(self, work: protocol.StepWork) -> tuple[protocol.LoadWork, ...]:
     """Starts the parked loads beside the step, if that can be; the other loads.
 
-    Pages that a backup of this step evicts may be those of a load: then it waits its turn.
+    Pages that a backup under way evicts may be those of a load: then it waits its turn.
     """
-    if self._side_loads is None or any(backup.evicts for backup in work.backups):
+    if self._side_loads is None or self._evicting:
       return work.loads
     parked = set(work.parked_loads)
     for load in work.loads:
@@ -293,14 +291,17 @@ class JaxExecutor:
     if self._side_backups is not None and not work.evicts:
       self._start_aside(self._side_backups, work)
       return
-    host = self._need_host()
-    for count, sources, targets in self._page_lists(work.device_slots, work.host_slots):
-      with self._io_guard():
-        host = self._io.store(self._device, host, sources, targets, count)
+    if work.evicts:
+      self._evicting.add(work.transfer_id)
+    pools = self._device, self._need_host()
+    for host in self._mover.store(*pools, work.device_slots, work.host_slots):
       self._host = host
-    self._watcher.add(
-      self._block_on_host, lambda: protocol.BackupDone(work.transfer_id, self.now_s())
-    )
+
+    def done() -> protocol.Event:
+      self._evicting.discard(work.transfer_id)
+      return protocol.BackupDone(work.transfer_id, self.now_s())
+
+    self._watcher.add(self._block_on_host, done)
 
   def _start_aside(
     self, copies: side_copies.SideCopies, work: protocol.LoadWork | protocol.BackupWork
@@ -324,10 +325,7 @@ class JaxExecutor:
 
   def _move_in(self, host_slots: np.ndarray, device_slots: np.ndarray) -> None:
     """Loads pages, all layers at once."""
-    host = self._need_host()
-    for count, sources, targets in self._page_lists(host_slots, device_slots):
-      with self._io_guard():
-        self._device = self._io.load(host, self._device, sources, targets, count)
+    self._device = self._mover.load(self._need_host(), self._device, host_slots, device_slots)
 
   def _launch_prefills(
     self,
@@ -487,18 +485,6 @@ class JaxExecutor:
       padded[row, : len(table)] = table
     return self._put(padded)
 
-  def _page_lists(
-    self, sources: np.ndarray, targets: np.ndarray
-  ) -> Iterator[tuple[jax.Array, jax.Array, jax.Array]]:
-    """Count, sources and targets of each piece of a transfer, padded."""
-    first = 0
-    for count, bucket in self._buckets.transfer_pieces(len(sources)):
-      lists = np.zeros((2, bucket), np.int32)
-      lists[0, :count] = sources[first : first + count]
-      lists[1, :count] = targets[first : first + count]
-      first += count
-      yield self._put((np.int32(count), lists[0], lists[1]))
-
   def _block_on_host(self) -> None:
     """Returns when all backups launched so far, and perhaps later ones, have been written."""
     while True:
@@ -510,11 +496,6 @@ class JaxExecutor:
           raise
       else:
         return
-
-  def _io_guard(self) -> contextlib.AbstractContextManager[None]:
-    if self._io.name in _EXPLICIT_IO:
-      return contextlib.nullcontext()
-    return jax.transfer_guard("allow")
 
   def _put(self, tree: Any) -> Any:
     return jax.device_put(tree, self._target)
@@ -553,9 +534,5 @@ class JaxExecutor:
     return count, slots, slots
 
   def _warm_transfer(self, pages: int) -> jax.Array:
-    # A back end that reads its lists does nothing for empty ones. Page 0 is zero in both pools yet.
-    count = 0 if self._io.name in _EXPLICIT_IO else 1
-    slots, count = self._put((np.zeros(pages, np.int32), np.int32(count)))
-    self._host = self._io.store(self._device, self._need_host(), slots, slots, count)
-    self._device = self._io.load(self._host, self._device, slots, slots, count)
+    self._device, self._host = self._mover.warm(self._device, self._need_host(), pages)
     return programs.marker(self._device[-1])

@@ -94,6 +94,8 @@ def test_a_copy_that_is_refused_is_raised_where_it_is_waited_for(runtime, monkey
   gate = gated.begin(np.array([1], np.int32), np.array([2], np.int32))
   with pytest.raises(jax.errors.JaxRuntimeError, match="cudaEventRecord: CUDA error 700"):
     jax.block_until_ready(gate(0, pools[0]))
+  with pytest.raises(jax.errors.JaxRuntimeError, match="cudaEventRecord: CUDA error 700"):
+    jax.block_until_ready(gate(1, pools[1]))  # and waits for nothing that will not come
 
 
 def test_an_error_of_cuda_is_raised(runtime, monkeypatch):

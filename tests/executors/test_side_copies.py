@@ -136,6 +136,31 @@ def test_a_backup_whose_pages_are_evicted_is_not_put_aside(monkeypatch):
   assert done == protocol.BackupDone(3, done.at_s)
 
 
+def test_a_parked_load_waits_its_turn_while_an_earlier_step_still_evicts(monkeypatch):
+  aside(monkeypatch)
+  may_end = threading.Event()
+
+  def refuse(copies, stream):
+    raise AssertionError("put aside")
+
+  monkeypatch.setattr(cuda_copies, "submit_batch", refuse)
+  drive = test_overlap.make_driver("whole")
+  executor = drive.executor
+  monkeypatch.setattr(executor, "_block_on_host", lambda: may_end.wait(10))
+  slots = np.arange(4, dtype=np.int32)
+  backup = protocol.BackupWork(
+    transfer_id=3, node_ids=(), device_slots=slots, host_slots=slots, tokens=16, evicts=True
+  )
+  executor.launch(protocol.StepWork(step_id=0, backups=(backup,)))
+  load = drive.load_work(slots + 8, slots, transfer_id=5)  # to the pages that are evicted
+  executor.launch(protocol.StepWork(step_id=1, loads=(load,), parked_loads=(5,)))
+  may_end.set()
+  ended = []
+  while len(ended) < 2:
+    ended += executor.wait(None)
+  assert [type(event) for event in ended] == [protocol.BackupDone, protocol.LoadDone]
+
+
 def test_an_error_of_the_driver_reaches_who_waits(monkeypatch):
   drive = aside(monkeypatch)
 
