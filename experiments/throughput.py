@@ -181,7 +181,7 @@ def _check(args: flags.Args) -> None:
   for name in ("time_limit_s", "point_limit_s"):
     if not getattr(args, name) > 0:
       raise flags.UsageError(f"--{name}: expected a number > 0, got {getattr(args, name)}")
-  if not args.targets or min(args.targets) <= 0:
+  if not args.targets or not all(0 < target < math.inf for target in args.targets):
     raise flags.UsageError(f"--targets: expected numbers > 0, got {args.targets}")
   if args.seed < 0:
     raise flags.UsageError(f"--seed: expected an integer >= 0, got {args.seed}")

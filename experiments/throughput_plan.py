@@ -129,8 +129,9 @@ def _system(label: str) -> SystemConfig:
   if system.storage != "none":
     raise flags.UsageError(f"--systems: expected systems without a storage tier, got {label}")
   if page_size:
-    with flags.usage_errors():
-      system = dataclasses.replace(system, page_size=int(page_size))
+    if not int(page_size):
+      raise flags.UsageError(f"--systems: expected a page size >= 1, got {label}")
+    system = dataclasses.replace(system, page_size=int(page_size))
   return system
 
 
