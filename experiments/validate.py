@@ -12,6 +12,7 @@ overlap compute layer by layer, a real step counts the first layer's wait alone 
 simulated one every layer's: their stall fractions are no like for like.
 """
 
+import math
 import pathlib
 from typing import Any
 
@@ -37,6 +38,8 @@ def main(args: flags.Args) -> None:
   """Runs the experiment."""
   if not args.run:
     raise flags.UsageError("--run: expected a folder of `throughput`")
+  if not all(0 < target < math.inf for target in args.targets):
+    raise flags.UsageError(f"--targets: expected numbers > 0, got {args.targets}")
   limits = args.config(Limits)
   with flags.usage_errors():
     machine = profile.load(args.profile, args.profile_folder)

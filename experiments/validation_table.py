@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from experiments.sweeps import crossing
+from strata_jax import validation
 
 METRICS = (
   "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_mean_s", "output_tokens_per_s",
@@ -25,6 +26,10 @@ class Limits:
   throughput_error: float = 0.10  # of output tokens a second, relative
   ttft_error: float = 0.15  # of the mean TTFT, relative
   ratio_error: float = 0.10  # of a ratio between two systems, relative
+
+  def __post_init__(self) -> None:
+    for field in dataclasses.fields(self):
+      validation.check_number(self, field.name, minimum=0.0)
 
 
 def point_row(

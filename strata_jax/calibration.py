@@ -26,6 +26,7 @@ _MOST_STEPS = 1500  # of a kind that a fit looks at
 _TELLING = 0.05  # a term counts in a step where it makes up this share of it,
 _TELLING_STEPS = 8  # and is fitted where it counts in so many
 _ODD = 3.0  # steps that take so many times what is predicted count as that
+_SHORTEST_S = 1e-6  # of a decode step, whatever its requests: less makes no sense
 _ROUNDS = 8  # of which side of a maximum each chunk is on
 
 
@@ -61,7 +62,8 @@ def calibrate(
     min_steps: of each kind that is needed.
 
   Raises:
-    ValueError: another kind of profile, or too few steps of a kind.
+    ValueError: another kind of profile, too few steps of a kind, or decode steps that take nothing
+      beside their requests and contexts.
   """
   if base.devices != 1 or base.model.experts:
     raise ValueError(
@@ -87,6 +89,11 @@ def calibrate(
   token_s = costs.token_bytes() / costs.backup_rate if costs.backup_rate else 0.0
   backup_s = lambda some: token_s * some.backup_tokens
   decode_base_s = _fit_decode(found, decode, backup_s(decode))
+  if decode_base_s < _SHORTEST_S:
+    raise ValueError(
+      f"expected decode steps that tell what one takes whatever its requests, got "
+      f"{decode_base_s:g} s of {len(decode.started_s)}"
+    )
   fewer = prefill.thinned(_MOST_STEPS)
   _fit_prefill(found, fewer, backup_s(fewer), decode_base_s, buckets)
   model = lambda: CostModel(found.profile, io, buckets)

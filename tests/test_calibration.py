@@ -199,6 +199,16 @@ def test_too_few_steps_of_a_kind_are_refused(rows, keep, message):
     fit(some, "strata")
 
 
+def test_decode_steps_without_a_base_are_refused(rows):
+  some = []
+  for row in rows("strata", FREE):
+    steps, requests = row["decode_steps"], row["decode_requests"]
+    context = steps * row["decode_context_tokens"] + requests * steps * (steps + 1) / 2
+    some.append({**row, "ended_s": row["prefill_end_s"] + 1e-7 * context})
+  with pytest.raises(ValueError, match="expected decode steps that tell what one takes"):
+    fit(some, "strata")
+
+
 def test_rows_of_another_version_are_refused(rows):
   old = [{k: v for k, v in row.items() if k != "prefill_chunks"} for row in rows("strata", FREE)]
   message = r"old/steps\.jsonl, row 0: expected the field 'prefill_chunks', got none"
