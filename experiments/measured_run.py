@@ -130,6 +130,11 @@ class MeasuredRun:
       piece_tokens=of_executor("piece_tokens"), prefill_rows=of_executor("prefill_rows"),
     )  # fmt: skip
 
+  @property
+  def seed(self) -> int:
+    """Of its arrivals in repeat 0."""
+    return self._of_bench("seed")
+
   def shown_costs(self, point: MeasuredPoint) -> Costs | None:
     """What its policy was shown; None: it is not on file."""
     found = point.row.get("costs")
@@ -143,8 +148,7 @@ class MeasuredRun:
     Raises:
       ValueError: they are not the requests of the rows.
     """
-    seed = self._of_bench("seed")
-    found = arrivals.poisson(self._plain_workload, point.rate_rps, seed + point.repeat)
+    found = arrivals.poisson(self._plain_workload, point.rate_rps, self.seed + point.repeat)
     path, rows = self.path / "requests.jsonl.gz", self.requests(point)
     if len(rows) != len(found.requests):
       raise ValueError(

@@ -9,17 +9,18 @@ the mean signed error, the spread between real repeats, ratios between systems, 
 `ttft.png` and `throughput.png` (simulated against real) and `summary.json` to --out. Points that
 the profile was fitted to, as `calibrate` noted beside it, are marked and counted apart. Where loads
 overlap compute layer by layer, a real step counts the first layer's wait alone as stall, a
-simulated one every layer's: their stall fractions are no like for like.
+simulated one every layer's: their stall fractions are no like for like. `bound` is what a system
+with free loads reaches at 5 T_ref on that clock, and the share of it that each real system does.
 """
 
 import math
 import pathlib
 from typing import Any
 
-from experiments import flags, measured_run, plots, run_folder
+from experiments import flags, measured_run, plots, run_folder, validation_bound
 from experiments import validation_table as tables
 from experiments.measured_run import MeasuredPoint, MeasuredRun
-from experiments.sweeps import throughput, throughput_at_ttft
+from experiments.sweeps import crossing, throughput, throughput_at_ttft
 from experiments.validation_table import Limits
 from strata_jax import profile, simulation
 from strata_jax.profile import Profile
@@ -30,6 +31,9 @@ FLAGS.add_flag("profile", str, "h200_llama31_8b", "by name, model included")
 FLAGS.add_flag("profile_folder", str, str(profile.FOLDER), "folder of the profile")
 FLAGS.add_flag("baseline", str, throughput_at_ttft.BASELINE, "system that ratios are taken to")
 FLAGS.add_flag("targets", tuple[float, ...], throughput.TARGETS, "of ratios, in multiples of T_ref")
+FLAGS.add_flag(
+  "bound", str | None, "oracle_io", "system that is simulated as a bound of all others; or none"
+)
 FLAGS.add(Limits)
 FLAGS.add_flag("out", str, "runs/validate", "folder that the run writes")
 
@@ -63,6 +67,11 @@ def main(args: flags.Args) -> None:
   targets_s = {} if reference_s is None else {m: m * reference_s for m in args.targets}
   real = [point.row for point in run.points]
   others = [row for row in rows if not row["fitted"]]
+  ratios = tables.ratios(real, simulated, targets_s, args.baseline, limits)
+  bound = None
+  if args.bound is not None and reference_s is not None:
+    with flags.usage_errors():
+      bound = _bound(args.bound, run, machine, throughput.HEADLINE * reference_s)
   result = {
     "run": args.run,
     "sources": sorted({run.source(point) for point in run.points}),
@@ -75,7 +84,8 @@ def main(args: flags.Args) -> None:
     "mean_error": tables.absolute(rows),
     "mean_error_of_points_not_fitted": tables.absolute(others),
     "spread_of_repeats": tables.spread(rows),
-    "ratios": tables.ratios(real, simulated, targets_s, args.baseline, limits),
+    "ratios": ratios,
+    "bound": bound,
   }
   run_folder.write_json(out / "validation.json", result)
   _plot(out / "ttft.png", rows, "ttft_mean_s", "mean TTFT, seconds")
@@ -92,6 +102,7 @@ def main(args: flags.Args) -> None:
       "points_fitted": sum(row["fitted"] for row in rows),
       "points_ok": sum(row["ok"] for row in rows),
       "points_not_fitted_ok": sum(row["ok"] for row in others),
+      "bound": bound,
       "ratios": len(told),
       "ratios_ok": sum(one["ok"] for one in told),
       "bias": result["bias"],
@@ -99,6 +110,24 @@ def main(args: flags.Args) -> None:
       "mean_error_of_points_not_fitted": result["mean_error_of_points_not_fitted"],
     },
   )
+
+
+def _bound(name: str, run: MeasuredRun, machine: Profile, ttft_s: float) -> dict[str, Any]:
+  """What the bound reaches in the simulation, and what share of it each real system does."""
+  found = validation_bound.at_equal_ttft(run, run.points[0], machine, name, ttft_s)
+  most = found["output_tokens_per_s"]
+  shares = {
+    label: reached / most if reached and most else None
+    for label, reached in _reached(run, ttft_s).items()
+  }
+  return {"system": name, "t_star_of_t_ref": throughput.HEADLINE, **found, "real_of_bound": shares}
+
+
+def _reached(run: MeasuredRun, ttft_s: float) -> dict[str, float | None]:
+  """Output tokens per second of the real systems at a mean TTFT."""
+  rows = [point.row for point in run.points]
+  table = crossing.table(rows, {throughput.HEADLINE: ttft_s}, run.points[0].label)
+  return {row["system"]: row["output_tokens_per_s"] for row in table}
 
 
 def replay(run: MeasuredRun, point: MeasuredPoint, machine: Profile) -> dict[str, Any]:

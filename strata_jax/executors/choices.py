@@ -51,8 +51,8 @@ def choose_overlap(name: str, io: str, on_gpu: bool) -> str:
 def layer_loads(io: str, page_layout: layout.PageLayout, on_gpu: bool) -> str:
   """The back end that loads layer by layer: `auto` is the faster one beside compute, by size.
 
-  Measured on an H200 while serving: copies of fragments of 128 KiB keep 48 GB/s beside compute,
-  where the kernel falls to 38 to 43; of smaller ones the driver makes less.
+  Measured on an H200: while serving, copies of fragments of 128 KiB run at 37 to 48 GB/s beside
+  compute, the kernel at 29; of smaller ones the driver makes less.
   """
   if io != "auto" or not on_gpu:
     return io

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from experiments import calibrate, flags, validate, validation_table
+from experiments import calibrate, flags, validate, validation_bound, validation_table
+from experiments.measured_run import MeasuredRun
 from strata_jax import simulation as sim
 from strata_jax.profile import ExecutorCosts
 from strata_jax.scheduler.views import Costs
@@ -22,6 +23,32 @@ def late(tmp_path_factory):
   out = tmp_path_factory.mktemp("late")
   shape = dataclasses.replace(simulated_points.SHAPE, queries=60)
   return simulated_points.write(out, LATE, SYSTEMS, RATES, repeats=2, shape=shape)
+
+
+@pytest.mark.slow
+def test_a_bound_is_simulated_at_equal_ttft(late, tmp_path, monkeypatch):
+  found = validation_bound.at_equal_ttft(
+    MeasuredRun(late), MeasuredRun(late).points[0], LATE, "oracle_io", 1.25
+  )
+  slow = validation_bound.at_equal_ttft(
+    MeasuredRun(late), MeasuredRun(late).points[0], LATE, "hicache_paper", 1.25
+  )
+  for one in (found, slow):
+    assert one["mean_ttft_s"] <= 1.25
+    assert one["rate_rps"] > 0
+  assert found["output_tokens_per_s"] > 1.2 * slow["output_tokens_per_s"]  # loads are free
+  half = 0.5 * found["output_tokens_per_s"]
+  reached = {"strata@16": half, "hicache_paper": None}
+  monkeypatch.setattr(validate, "_reached", lambda run, ttft_s: reached)
+  bound = run(tmp_path / "bound", f"--run={late}")["bound"]
+  assert bound["system"] == "oracle_io"
+  assert bound["real_of_bound"]["hicache_paper"] is None
+  most = bound["output_tokens_per_s"]  # on another machine, whose steps are not late
+  assert bound["real_of_bound"]["strata@16"] == pytest.approx(half / most)
+  assert most > found["output_tokens_per_s"]
+  assert run(tmp_path / "none", f"--run={late}", "--bound=none")["bound"] is None
+  with pytest.raises(flags.UsageError, match="system: expected one of"):
+    run(tmp_path / "bad", f"--run={late}", "--bound=pigeon")
 
 
 def run(out, *argv):
