@@ -23,10 +23,11 @@ serve: .venv/.serve
 	$(python) -m experiments.serve --weights=smollm2 --verify $(SERVE_FLAGS)
 
 test: lint
-	$(python) -m pytest $(TEST_FLAGS)
+	$(python) -m pytest -m "not alone" $(TEST_FLAGS)
+	$(python) -m pytest -m alone
 
 test-quick: .venv/.test
-	$(python) -m pytest -m "not slow" $(TEST_FLAGS)
+	$(python) -m pytest -m "not slow and not alone" $(TEST_FLAGS)
 
 lint: .venv/.test
 	$(python) -m ruff check

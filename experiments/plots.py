@@ -35,7 +35,7 @@ def waterfall(path: pathlib.Path, records: Sequence[RequestRecord]) -> None:
       bottom += heights
     axes.set_xlabel("requests by arrival" if len(groups) < len(rows) else "request")
     axes.set_ylabel("seconds to the first token")
-    axes.legend()
+    axes.legend(loc="upper left")
 
   _figure(path, draw)
 
@@ -72,7 +72,7 @@ def lines(
       axes.set_xscale("log")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    axes.legend(fontsize="small")
+    axes.legend(loc="upper left", fontsize="small")
 
   _figure(path, draw)
 
@@ -95,7 +95,7 @@ def scatter(
     axes.set_yscale("log")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    axes.legend(fontsize="small")
+    axes.legend(loc="upper left", fontsize="small")
 
   _figure(path, draw)
 

@@ -297,7 +297,7 @@ def _plot(path: pathlib.Path, rows: list[Row]) -> None:
     axis.set_xticks(places, labels, fontsize=8)
     axis.set_xlabel("page [tokens] / segment [MiB]")
     axis.set_ylabel("GB/s")
-  axes[0].legend()
+  axes[0].legend(loc="upper left")
   fig.savefig(path, dpi=120)
 
 

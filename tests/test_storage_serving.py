@@ -120,6 +120,7 @@ def test_how_long_a_request_waits_for_a_slow_store(server, prefetch):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_no_storage_work_blocks_the_loop(server):
   """With a store of 200 ms an operation, steps take as long as without any, within 10 %."""
   busy = prompts(1, 16, server.model.vocab_size, seed=1, outputs=400)

@@ -63,6 +63,7 @@ def covered(steps, spans_s) -> np.ndarray:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_steps_take_as_long_while_others_wait_for_a_slow_store():
   """200 ms an operation; same run, median of five bursts of storage work: within 10 %."""
   server = StorageServer("random", 8, model="tiny", device_tokens=2048, host_tokens=4096)

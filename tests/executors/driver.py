@@ -16,6 +16,7 @@ def make_executor(
   host_pages=0,
   context=512,
   prefill_rows=(1,),
+  chunks=CHUNKS,
   **options,
 ):
   page_layout = config.page_layout(page_size)
@@ -26,7 +27,7 @@ def make_executor(
     device_pages=device_pages,
     host_pages=host_pages,
     buckets=buckets.Buckets(
-      chunk_tokens=CHUNKS,
+      chunk_tokens=chunks,
       decode_requests=(1, 4),
       transfer_pages=(8, 64),
       table_pages=-(-context // page_size),

@@ -110,7 +110,7 @@ def test_batched_prefills_compute_what_single_ones_compute(overlap):
 
 @pytest.mark.slow
 def test_batched_prefills_compile_nothing_after_the_warm_up():
-  drive = test_overlap.make_driver("layer", context=132, prefill_rows=(1, 4))
+  drive = test_overlap.make_driver("layer", context=132, prefill_rows=(1, 4), chunks=(16, 64))
   drive.executor.warmup()
   test_overlap.warm_step(drive)
   assert drive.executor.recompiles == 0

@@ -40,6 +40,7 @@ def test_impossible_sizes_are_one_line(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_store_keeps_up_with_plain_files(capsys, tmp_path):
   """Loosely: other work on the machine must not fail it, so one of three runs is enough.
 
