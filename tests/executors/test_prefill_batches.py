@@ -101,7 +101,7 @@ def test_no_tokens_are_refused():
 def test_batched_prefills_compute_what_single_ones_compute(overlap):
   got = []
   for rows in ((1,), (1, 4)):
-    drive = test_overlap.make_driver(overlap, prefill_rows=rows)
+    drive = test_overlap.make_driver(overlap, prefill_rows=rows, chunks=(16, 64))
     events, pool = test_overlap.warm_step(drive)
     got.append((events[-1].tokens, pool))
   assert got[0][0] == got[1][0]
