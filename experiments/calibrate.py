@@ -27,7 +27,9 @@ FLAGS.add_flag(
 )
 FLAGS.add_flag("rate", float | None, None, "which points of the system, requests a second")
 FLAGS.add_flag("base_profile", str, "h200_llama31_8b", "profile with the numbers that are not told")
-FLAGS.add_flag("base_folder", str, str(profile.FOLDER), "folder of the base profile")
+FLAGS.add_flag(
+  "base_folder", str | None, None, "folder of the base profile; none: the package's own"
+)
 FLAGS.add_flag("name", str, "measured", "of the machine in the new profile, for --hardware")
 FLAGS.add_flag("min_steps", int, 20, "of each kind that is needed")
 FLAGS.add_flag("out", str, "runs/calibrate", "folder that the run writes")
@@ -38,8 +40,9 @@ def main(args: flags.Args) -> None:
   if not args.run:
     raise flags.UsageError("--run: expected a folder")
   with flags.usage_errors():
-    base = profile.load(args.base_profile, args.base_folder)
-    calibrated_profile.check_name(args.name, args.base_profile, args.base_folder)
+    base_folder = args.base_folder or profile.FOLDER
+    base = profile.load(args.base_profile, base_folder)
+    calibrated_profile.check_name(args.name, args.base_profile, base_folder)
     measured = _measured(args)
     steps, system = measured.steps, measured.system
     found = calibration.calibrate(
@@ -47,7 +50,7 @@ def main(args: flags.Args) -> None:
     )
     out = run_folder.open_run(args.out, {"flags": args.as_dict(), "system": system})
     written = calibrated_profile.write(
-      found, base=args.base_profile, base_folder=args.base_folder, name=args.name, out=out,
+      found, base=args.base_profile, base_folder=base_folder, name=args.name, out=out,
       source=measured.source,
     )  # fmt: skip
     profile.load(written, out)

@@ -31,7 +31,7 @@ FLAGS.add_flag("model", str, "llama31_8b", "model of the profile")
 FLAGS.add_flag(
   "hardware", str, "h200", f"of a profile <hardware>_<model>: {', '.join(profile.names())}"
 )
-FLAGS.add_flag("profile_folder", str, str(profile.FOLDER), "folder of the profile")
+FLAGS.add_flag("profile_folder", str | None, None, "folder of the profile; none: the package's own")
 FLAGS.add_flag("system", str, "strata", f"one of {', '.join(systems.SYSTEMS)}")
 FLAGS.add_flag("policy", str | None, None, "name, FILE.py:NAME or module:NAME; none: the system's")
 FLAGS.add_flag("page_size", int | None, None, "tokens of a page; none: the system's")
@@ -64,7 +64,7 @@ def main(args: flags.Args) -> None:
   """Runs the experiment."""
   began_s = time.perf_counter()
   with flags.usage_errors():
-    machine = sim.find_profile(args.hardware, args.model, args.profile_folder)
+    machine = sim.find_profile(args.hardware, args.model, args.profile_folder or profile.FOLDER)
     workload = workload_flags.workload(args)
     for name in ("slo_ttft_s", "slo_tpot_s"):
       if getattr(args, name) is not None and not getattr(args, name) > 0:

@@ -28,7 +28,7 @@ from strata_jax.profile import Profile
 FLAGS = flags.FlagSet("Serves the requests of a real run again in the simulation.")
 FLAGS.add_flag("run", str, "", "folder of `throughput`")
 FLAGS.add_flag("profile", str, "h200_llama31_8b", "by name, model included")
-FLAGS.add_flag("profile_folder", str, str(profile.FOLDER), "folder of the profile")
+FLAGS.add_flag("profile_folder", str | None, None, "folder of the profile; none: the package's own")
 FLAGS.add_flag("baseline", str, throughput_at_ttft.BASELINE, "system that ratios are taken to")
 FLAGS.add_flag("targets", tuple[float, ...], throughput.TARGETS, "of ratios, in multiples of T_ref")
 FLAGS.add_flag(
@@ -46,9 +46,10 @@ def main(args: flags.Args) -> None:
     raise flags.UsageError(f"--targets: expected numbers > 0, got {args.targets}")
   limits = args.config(Limits)
   with flags.usage_errors():
-    machine = profile.load(args.profile, args.profile_folder)
+    folder = args.profile_folder or profile.FOLDER
+    machine = profile.load(args.profile, folder)
     run = MeasuredRun(args.run)
-    fitted = fitted_points(args.profile_folder, args.profile, run.path)
+    fitted = fitted_points(folder, args.profile, run.path)
     out = run_folder.open_run(args.out, {"flags": args.as_dict(), "limits": limits})
   rows, simulated = [], []
   with run_folder.Progress(len(run.points), "validate") as bar:
@@ -144,7 +145,7 @@ def replay(run: MeasuredRun, point: MeasuredPoint, machine: Profile) -> dict[str
   return {**summary, "lost": lost, "arrival_span_s": max(times) - min(times)}
 
 
-def fitted_points(folder: str, name: str, run: pathlib.Path) -> frozenset[int]:
+def fitted_points(folder: pathlib.Path | str, name: str, run: pathlib.Path) -> frozenset[int]:
   """The points of a run that a profile was fitted to, as `calibrate` noted in its folder."""
   path = pathlib.Path(folder) / "summary.json"
   if not path.exists():
