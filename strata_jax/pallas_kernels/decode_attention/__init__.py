@@ -1,0 +1,1 @@
+"""Attention of one new token a row over the KV of its pages."""

@@ -1,0 +1,157 @@
+"""The public call of decode attention; pure and traceable, on a stream of its own too."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from strata_jax import validation
+from strata_jax.pallas_kernels.decode_attention import merge, mosaic_gpu, reference, tiles
+
+Implementation = Literal["mosaic_gpu", "reference"]
+_SHARED_MEMORY_BYTES = 226 << 10  # of a thread block on Hopper, less what the compiler takes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodeAttentionConfig:
+  """How the kernel runs.
+
+  Attributes:
+    blocks: thread blocks of 128 threads that share the work; two an SM of an H100 or H200.
+    tile_rows: rows of K, and as many of V, that a block reads in a step: tokens times KV heads.
+      A multiple of 64; a pool whose pages do not fit it gets the nearest that fits.
+    stages: tiles that a block has in flight or at hand. With 3 of 64 rows of 128 values, two
+      blocks fill the shared memory of an SM.
+    part_factor: how many times as many blocks may share a row as if all rows were valid. Up to
+      that part of padding the device stays full.
+  """
+
+  blocks: int = 264
+  tile_rows: int = 64
+  stages: int = 3
+  part_factor: int = 3
+
+  def __post_init__(self) -> None:
+    validation.check_int(self, "blocks", minimum=1, maximum=4096)
+    validation.check_choice(self, "tile_rows", (64, 128, 192, 256))
+    validation.check_int(self, "stages", minimum=1, maximum=16)
+    validation.check_int(self, "part_factor", minimum=1, maximum=4096)
+
+
+def decode_attention(
+  q: jax.Array,
+  pool: jax.Array,
+  page_table: jax.Array,
+  tokens: jax.Array,
+  *,
+  implementation: Implementation = "mosaic_gpu",
+  config: DecodeAttentionConfig | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """Attention of one query token a row over the tokens in its pages.
+
+  The time is that of reading the KV of the valid tokens: rows of any length share the device
+  evenly, and rows without tokens cost nothing.
+
+  Args:
+    q: bfloat16 [B, heads, D] or [B, 1, heads, D].
+    pool: bfloat16 [pages, 2, page_size, kv_heads, D]; K of a page at [p, 0], V at [p, 1].
+    page_table: int32 [B, N]; entries beyond the pages of a row's tokens are never read.
+    tokens: int32 [B], at most N * page_size; 0 is a padded row.
+    implementation: the kernel, or plain jnp.
+    config: how the kernel runs.
+
+  Returns:
+    Of the dtype and shape of q, 0 for padded rows; and the log-sum-exp of the scaled scores,
+    float32 [B, heads] or [B, 1, heads], -1e30 for padded rows.
+
+  Raises:
+    ValueError: shapes that do not fit together, or that the kernel does not take (`supports`).
+  """
+  config = config or DecodeAttentionConfig()
+  _check(q, pool, page_table, tokens)
+  shape = q.shape
+  q = q.reshape(shape[0], *shape[-2:])
+  if implementation == "reference":
+    out, lse = reference.attend(q, pool, page_table, tokens)
+  else:
+    problem = _problem(q, pool, config)
+    if problem:
+      raise ValueError(f"decode attention: {problem}")
+    out, lse = _attend(q, pool, page_table, tokens, config)
+  return out.astype(q.dtype).reshape(shape), lse.reshape(shape[:-1])
+
+
+def supports(
+  q: jax.Array | jax.ShapeDtypeStruct,
+  pool: jax.Array | jax.ShapeDtypeStruct,
+  config: DecodeAttentionConfig | None = None,
+) -> bool:
+  """Whether the kernel takes these shapes and dtypes, which must fit together."""
+  return not _problem(q, pool, config or DecodeAttentionConfig())
+
+
+def _attend(
+  q: jax.Array,
+  pool: jax.Array,
+  page_table: jax.Array,
+  tokens: jax.Array,
+  config: DecodeAttentionConfig,
+) -> tuple[jax.Array, jax.Array]:
+  heads, (_, _, page_size, kv_heads, _) = q.shape[1], pool.shape
+  tile = tiles.find_tile(kv_heads, page_size, config.tile_rows)
+  assert tile is not None
+  out, lse, counts = mosaic_gpu.attend(
+    q,
+    pool,
+    page_table,
+    tokens,
+    tile=tile,
+    stages=config.stages,
+    blocks=config.blocks,
+    parts=tiles.most_parts(len(q), config.blocks, config.part_factor),
+  )
+  counts = jax.lax.select(tokens > 0, counts, jnp.zeros_like(counts))
+  return merge.merge_parts(out[:, :, :heads], lse[:, :, :heads], counts)
+
+
+def _problem(q, pool, config: DecodeAttentionConfig) -> str:
+  """What the kernel does not take, or nothing."""
+  heads, head_dim = q.shape[-2:]
+  page_size, kv_heads = pool.shape[2:4]
+  for name, array in (("q", q), ("pool", pool)):
+    if array.dtype != jnp.bfloat16:
+      return f"{name}: expected bfloat16, got {array.dtype}"
+  if head_dim not in (64, 128):
+    return f"head_dim: expected 64 or 128, got {head_dim}"
+  if heads > tiles.QUERY_ROWS:
+    return f"heads: expected at most {tiles.QUERY_ROWS}, got {heads}"
+  tile = tiles.find_tile(kv_heads, page_size, config.tile_rows)
+  if page_size % 8 or page_size > 64 or tile is None:
+    return (
+      "page_size: expected a multiple of 8, at most 64, of which a tile of 64, 128, 192 or 256 "
+      f"rows has a whole number or an equal part, got {page_size} with {kv_heads} KV heads"
+    )
+  wanted_bytes = (tiles.QUERY_ROWS + 2 * config.stages * tile.rows) * head_dim * 2
+  if wanted_bytes > _SHARED_MEMORY_BYTES:
+    return (
+      f"stages: expected at most {_SHARED_MEMORY_BYTES} bytes of shared memory, got {wanted_bytes} "
+      f"for {config.stages} tiles of {tile.rows} rows"
+    )
+  return ""
+
+
+def _check(q: jax.Array, pool: jax.Array, page_table: jax.Array, tokens: jax.Array) -> None:
+  if q.ndim not in (3, 4) or (q.ndim == 4 and q.shape[1] != 1):
+    raise ValueError(f"q: expected [B, heads, D] or [B, 1, heads, D], got {q.shape}")
+  if pool.ndim != 5 or pool.shape[1] != 2 or pool.shape[-1] != q.shape[-1]:
+    raise ValueError(
+      f"pool: expected [pages, 2, page_size, kv_heads, {q.shape[-1]}], got {pool.shape}"
+    )
+  if q.shape[-2] % pool.shape[3]:
+    raise ValueError(f"heads: expected a multiple of {pool.shape[3]}, got {q.shape[-2]}")
+  if page_table.ndim != 2 or len(page_table) != len(q) or tokens.shape != q.shape[:1]:
+    raise ValueError(
+      f"page_table and tokens: expected [{len(q)}, N] and [{len(q)}], got {page_table.shape} and "
+      f"{tokens.shape}"
+    )

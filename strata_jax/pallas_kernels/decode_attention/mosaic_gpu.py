@@ -1,0 +1,222 @@
+"""Decode attention on a GPU of the Hopper generation; see `api` for the arguments.
+
+A page lies in memory as `page_size * kv_heads` rows of one head of one token each. A thread block
+takes them as they lie: it multiplies the queries of all heads, which fill half of a matrix product
+or all of it, with all of them, and masks what is another head's. Splitting the heads would cost as
+many products, since a group of four queries needs as large a one, and would read rows far apart.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from strata_jax.pallas_kernels.decode_attention import tiles
+
+_LOG2_E = math.log2(math.e)
+
+
+def attend(
+  q: jax.Array,
+  pool: jax.Array,
+  page_table: jax.Array,
+  tokens: jax.Array,
+  *,
+  tile: tiles.Tile,
+  stages: int,
+  blocks: int,
+  parts: int,
+  interpret: plgpu.InterpretGPUParams | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Attention over the parts of every row's context, to be merged.
+
+  Args:
+    q: [B, heads, D].
+    pool: [pages, 2, page_size, kv_heads, D].
+    page_table: int32 [B, N].
+    tokens: int32 [B].
+    tile: what is read at a time.
+    stages: tiles in flight.
+    blocks: thread blocks.
+    parts: `tiles.most_parts`.
+    interpret: runs it on a CPU.
+
+  Returns:
+    float32 [B, parts, 64, D], normalised over a part; its log-sum-exp, float32 [B, parts, 64]; how
+    many parts a row has, int32 [B]. What is beyond a row's parts or the heads is never written,
+    nor is the number of a row without tokens.
+  """
+  (batch, heads, head_dim), group = q.shape, q.shape[1] // tile.kv_heads
+  padding = -heads % 8  # a copy has whole tiles of 8 rows
+  q = lax.pad(q, jnp.zeros((), q.dtype), ((0, 0, 0), (0, padding, 0), (0, 0, 0)))
+
+  def kernel(q, pool, table, tokens, out, lse, counts, q_smem, k_smem, v_smem, lse_smem, *barriers):
+    q_ready, k_ready, v_ready = barriers
+    worker = lax.axis_index("block")
+
+    def measure(row, seen):
+      count = tile.count(tokens[row])
+      return seen[0] + count, lax.max(seen[1], count)
+
+    total, longest = lax.fori_loop(0, batch, measure, (jnp.int32(0), jnp.int32(0)))
+    share = tiles.share(total, longest, blocks, parts)
+
+    def visit(row, first):
+      """Attends to what this block has of a row, whose first tile is number `first`."""
+      count = tile.count(tokens[row])
+      begin = lax.max(worker * share - first, jnp.int32(0))
+      end = lax.min((worker + 1) * share - first, count)
+
+      @pl.when(begin < end)
+      def _():
+        first_worker = lax.div(first, share)
+
+        @pl.when(worker == first_worker)
+        def _():
+          counts[row] = lax.div(first + count - 1, share) - first_worker + 1
+
+        attend_part(row, worker - first_worker, begin, end - begin)
+
+      return first + count
+
+    def attend_part(row, part, begin, steps):
+      row_tokens = tokens[row]
+      last_page = lax.div(row_tokens - 1, jnp.int32(tile.page_tokens))
+
+      def fetch(step):
+        index, slot = begin + step, lax.rem(step, jnp.int32(stages))
+        if tile.tiles_a_page > 1:
+          position = lax.div(index, jnp.int32(tile.tiles_a_page))
+          offset = lax.rem(index, jnp.int32(tile.tiles_a_page)) * tile.rows
+        else:
+          position, offset = index * tile.pages, 0
+        for number in range(tile.pages):
+          # A tile may reach beyond the last page. The mask hides what is read for it.
+          page = table[row, lax.min(position + number, last_page)]
+          source = pl.ds(offset, tile.copy_rows)
+          target = pl.ds(number * tile.copy_rows, tile.copy_rows)
+          for kind, smem, ready in ((0, k_smem, k_ready), (1, v_smem, v_ready)):
+            plgpu.copy_gmem_to_smem(
+              pool.at[2 * page + kind, source], smem.at[slot, target], ready.at[slot]
+            )
+
+      # The rows of padding hold anything: no row of a product depends on another.
+      plgpu.copy_gmem_to_smem(q.at[row], q_smem.at[pl.ds(0, heads + padding)], q_ready)
+      for step in range(stages):
+        pl.when(step < steps)(lambda step=step: fetch(jnp.int32(step)))
+      plgpu.barrier_wait(q_ready)
+
+      heads_axis, rows_axis = (
+        plgpu.broadcasted_iota(
+          jnp.int32, (tiles.QUERY_ROWS, tile.rows), axis, layout=plgpu.Layout.WGMMA
+        )
+        for axis in (0, 1)
+      )
+      own_head = lax.div(heads_axis, jnp.int32(group)) == _remainder(rows_axis, tile.kv_heads)
+
+      def attend_tile(step, state, valid_rows=None):
+        acc, high, total = state
+        slot = lax.rem(step, jnp.int32(stages))
+        plgpu.barrier_wait(k_ready.at[slot])
+
+        scores = _multiply(q_smem, k_smem.at[slot].transpose((1, 0)))
+        mask = own_head if valid_rows is None else own_head & (rows_axis < valid_rows)
+        scores = jnp.where(mask, scores * (head_dim**-0.5 * _LOG2_E), -jnp.inf)
+        higher = lax.max(high, scores.max(axis=1))
+        fade = jnp.exp2(high - higher)
+        weights = jnp.exp2(scores - lax.broadcast_in_dim(higher, scores.shape, [0]))
+        plgpu.barrier_wait(v_ready.at[slot])
+        if valid_rows is not None:
+          pl.when(valid_rows < tile.rows)(lambda: clear_tail(v_smem.at[slot], valid_rows))
+
+        added = _multiply_registers(weights.astype(q.dtype), v_smem.at[slot], interpret)
+        acc = acc * lax.broadcast_in_dim(fade, acc.shape, [0]) + added
+        return acc, higher, total * fade + weights.sum(axis=1)
+
+      def clear_tail(values, valid_rows):
+        """Zeroes what no token has written: a weight of 0 does not undo a NaN."""
+        loaded = plgpu.load(values, layout=plgpu.Layout.WGMMA)
+        index = plgpu.broadcasted_iota(jnp.int32, loaded.shape, 0, layout=plgpu.Layout.WGMMA)
+        values[...] = jnp.where(index < valid_rows, loaded, jnp.zeros_like(loaded))
+        plgpu.commit_smem()
+
+      def attend_and_fetch(step, state):
+        state = attend_tile(step, state)
+        pl.when(step + stages < steps)(lambda: fetch(step + stages))
+        return state
+
+      shapes = (tiles.QUERY_ROWS, head_dim), (tiles.QUERY_ROWS,), (tiles.QUERY_ROWS,)
+      layouts = plgpu.Layout.WGMMA, *(plgpu.Layout.WGMMA.reduce(1),) * 2
+      state = tuple(
+        plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
+        for shape, value, layout in zip(shapes, (0, -jnp.inf, 0), layouts, strict=True)
+      )
+      state = lax.fori_loop(0, steps - 1, attend_and_fetch, state)
+      # Only the last tile of a row may have rows without a token.
+      left = row_tokens - (begin + steps - 1) * tile.tokens
+      acc, high, total = attend_tile(steps - 1, state, left * tile.kv_heads)
+
+      out[row, part] = acc / lax.broadcast_in_dim(total, acc.shape, [0])
+      lse_smem[...] = (high + jnp.log2(total)) * (1 / _LOG2_E)
+      plgpu.commit_smem()
+      plgpu.copy_smem_to_gmem(lse_smem, lse.at[row, part])
+      plgpu.wait_smem_to_gmem(0)
+
+    lax.fori_loop(0, batch, visit, jnp.int32(0))
+
+  how = {
+    "transforms": (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)),
+    "dtype": q.dtype,
+  }
+  return plgpu.kernel(
+    kernel,
+    out_type=(
+      jax.ShapeDtypeStruct((batch, parts, tiles.QUERY_ROWS, head_dim), jnp.float32),
+      jax.ShapeDtypeStruct((batch, parts, tiles.QUERY_ROWS), jnp.float32),
+      jax.ShapeDtypeStruct((batch,), jnp.int32),
+    ),
+    scratch_types=(
+      plgpu.SMEM((tiles.QUERY_ROWS, head_dim), **how),
+      plgpu.SMEM((stages, tile.rows, head_dim), **how),
+      plgpu.SMEM((stages, tile.rows, head_dim), **how),
+      plgpu.SMEM((tiles.QUERY_ROWS,), jnp.float32),
+      plgpu.Barrier(),
+      plgpu.Barrier(num_arrivals=tile.pages, num_barriers=stages),
+      plgpu.Barrier(num_arrivals=tile.pages, num_barriers=stages),
+    ),
+    grid=(blocks,),
+    grid_names=("block",),
+    compiler_params=plgpu.CompilerParams(approx_math=True),
+    interpret=interpret,
+  )(q, pool.reshape(-1, tile.page_rows, head_dim), page_table, tokens)
+
+
+def _multiply(left, right) -> jax.Array:
+  def multiply(acc):
+    plgpu.wgmma(acc, left, right)
+    return acc[...]
+
+  shape = left.shape[0], right.shape[1]
+  return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
+
+
+def _multiply_registers(left: jax.Array, right, interpret) -> jax.Array:
+  """`_multiply` with a left side in registers, which the interpreter wants in shared memory."""
+  if interpret is None:
+    return _multiply(left, right)
+
+  def multiply(staged):
+    staged[...] = left
+    plgpu.commit_smem()
+    return _multiply(staged, right)
+
+  return pl.run_scoped(multiply, plgpu.SMEM(left.shape, left.dtype))
+
+
+def _remainder(value: jax.Array, divisor: int) -> jax.Array:
+  if divisor & (divisor - 1):
+    return lax.rem(value, jnp.int32(divisor))
+  return value & (divisor - 1)  # the compiler sees that it repeats
