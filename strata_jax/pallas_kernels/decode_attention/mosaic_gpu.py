@@ -17,6 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from strata_jax.pallas_kernels.decode_attention import tiles
 
 _LOG2_E = math.log2(math.e)
+_KEYS, _VALUES = 0, 1  # where they stand in a page
 
 
 def attend(
@@ -53,7 +54,7 @@ def attend(
   padding = -heads % 8  # a copy has whole tiles of 8 rows
   q = lax.pad(q, jnp.zeros((), q.dtype), ((0, 0, 0), (0, padding, 0), (0, 0, 0)))
 
-  def kernel(q, pool, table, tokens, out, lse, counts, q_smem, k_smem, v_smem, lse_smem, *barriers):
+  def kernel(q, pool, table, tokens, out, lse, counts, q_smem, k_smem, v_smem, *barriers):
     q_ready, k_ready, v_ready = barriers
     worker = lax.axis_index("block")
 
@@ -86,27 +87,37 @@ def attend(
       row_tokens = tokens[row]
       last_page = lax.div(row_tokens - 1, jnp.int32(tile.page_tokens))
 
-      def fetch(step):
-        index, slot = begin + step, lax.rem(step, jnp.int32(stages))
+      def look_up(step):
+        """The pages of a tile, and where in each it begins."""
+        index = begin + step
         if tile.tiles_a_page > 1:
           position = lax.div(index, jnp.int32(tile.tiles_a_page))
           offset = lax.rem(index, jnp.int32(tile.tiles_a_page)) * tile.rows
         else:
           position, offset = index * tile.pages, 0
-        for number in range(tile.pages):
-          # A tile may reach beyond the last page. The mask hides what is read for it.
-          page = table[row, lax.min(position + number, last_page)]
-          source = pl.ds(offset, tile.copy_rows)
-          target = pl.ds(number * tile.copy_rows, tile.copy_rows)
-          for kind, smem, ready in ((0, k_smem, k_ready), (1, v_smem, v_ready)):
-            plgpu.copy_gmem_to_smem(
-              pool.at[2 * page + kind, source], smem.at[slot, target], ready.at[slot]
-            )
+        # A tile may reach beyond the last page. The mask hides what is read for it.
+        positions = [lax.min(position + number, last_page) for number in range(tile.pages)]
+        return [table[row, position] for position in positions], offset
+
+      def fetch(step, found, kind):
+        pages, offset = found
+        slot = lax.rem(step, jnp.int32(stages))
+        smem, ready = ((k_smem, k_ready), (v_smem, v_ready))[kind]
+        for number, page in enumerate(pages):
+          source = pool.at[2 * page + kind, pl.ds(offset, tile.copy_rows)]
+          target = smem.at[slot, pl.ds(number * tile.copy_rows, tile.copy_rows)]
+          plgpu.copy_gmem_to_smem(source, target, ready.at[slot])
 
       # The rows of padding hold anything: no row of a product depends on another.
       plgpu.copy_gmem_to_smem(q.at[row], q_smem.at[pl.ds(0, heads + padding)], q_ready)
       for step in range(stages):
-        pl.when(step < steps)(lambda step=step: fetch(jnp.int32(step)))
+
+        @pl.when(step < steps)
+        def _(step=jnp.int32(step)):
+          found = look_up(step)
+          fetch(step, found, _KEYS)
+          fetch(step, found, _VALUES)
+
       plgpu.barrier_wait(q_ready)
 
       heads_axis, rows_axis = (
@@ -117,22 +128,23 @@ def attend(
       )
       own_head = lax.div(heads_axis, jnp.int32(group)) == _remainder(rows_axis, tile.kv_heads)
 
-      def attend_tile(step, state, valid_rows=None):
+      def attend_tile(step, state, refill=lambda kind: None, valid_rows=None):
         acc, high, total = state
         slot = lax.rem(step, jnp.int32(stages))
         plgpu.barrier_wait(k_ready.at[slot])
-
         scores = _multiply(q_smem, k_smem.at[slot].transpose((1, 0)))
+        refill(_KEYS)
         mask = own_head if valid_rows is None else own_head & (rows_axis < valid_rows)
         scores = jnp.where(mask, scores * (head_dim**-0.5 * _LOG2_E), -jnp.inf)
         higher = lax.max(high, scores.max(axis=1))
         fade = jnp.exp2(high - higher)
         weights = jnp.exp2(scores - lax.broadcast_in_dim(higher, scores.shape, [0]))
+
         plgpu.barrier_wait(v_ready.at[slot])
         if valid_rows is not None:
           pl.when(valid_rows < tile.rows)(lambda: clear_tail(v_smem.at[slot], valid_rows))
-
         added = _multiply_registers(weights.astype(q.dtype), v_smem.at[slot], interpret)
+        refill(_VALUES)
         acc = acc * lax.broadcast_in_dim(fade, acc.shape, [0]) + added
         return acc, higher, total * fade + weights.sum(axis=1)
 
@@ -144,9 +156,13 @@ def attend(
         plgpu.commit_smem()
 
       def attend_and_fetch(step, state):
-        state = attend_tile(step, state)
-        pl.when(step + stages < steps)(lambda: fetch(step + stages))
-        return state
+        following = step + stages
+        found = look_up(following)  # here, so that it is there when it is wanted
+
+        def refill(kind):
+          pl.when(following < steps)(lambda: fetch(following, found, kind))
+
+        return attend_tile(step, state, refill)
 
       shapes = (tiles.QUERY_ROWS, head_dim), (tiles.QUERY_ROWS,), (tiles.QUERY_ROWS,)
       layouts = plgpu.Layout.WGMMA, *(plgpu.Layout.WGMMA.reduce(1),) * 2
@@ -157,13 +173,10 @@ def attend(
       state = lax.fori_loop(0, steps - 1, attend_and_fetch, state)
       # Only the last tile of a row may have rows without a token.
       left = row_tokens - (begin + steps - 1) * tile.tokens
-      acc, high, total = attend_tile(steps - 1, state, left * tile.kv_heads)
+      acc, high, total = attend_tile(steps - 1, state, valid_rows=left * tile.kv_heads)
 
       out[row, part] = acc / lax.broadcast_in_dim(total, acc.shape, [0])
-      lse_smem[...] = (high + jnp.log2(total)) * (1 / _LOG2_E)
-      plgpu.commit_smem()
-      plgpu.copy_smem_to_gmem(lse_smem, lse.at[row, part])
-      plgpu.wait_smem_to_gmem(0)
+      lse[row, part] = (high + jnp.log2(total)) * (1 / _LOG2_E)
 
     lax.fori_loop(0, batch, visit, jnp.int32(0))
 
@@ -182,14 +195,13 @@ def attend(
       plgpu.SMEM((tiles.QUERY_ROWS, head_dim), **how),
       plgpu.SMEM((stages, tile.rows, head_dim), **how),
       plgpu.SMEM((stages, tile.rows, head_dim), **how),
-      plgpu.SMEM((tiles.QUERY_ROWS,), jnp.float32),
       plgpu.Barrier(),
       plgpu.Barrier(num_arrivals=tile.pages, num_barriers=stages),
       plgpu.Barrier(num_arrivals=tile.pages, num_barriers=stages),
     ),
     grid=(blocks,),
     grid_names=("block",),
-    compiler_params=plgpu.CompilerParams(approx_math=True),
+    compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
     interpret=interpret,
   )(q, pool.reshape(-1, tile.page_rows, head_dim), page_table, tokens)
 
