@@ -65,11 +65,23 @@ def attend(
     total, longest = lax.fori_loop(0, batch, measure, (jnp.int32(0), jnp.int32(0)))
     share = tiles.share(total, longest, blocks, parts)
 
+    mine = worker * share  # the first tile of this block; `share` of them are its own
+
+    def locate(row, found):
+      start, first_row, first_start, end_row = found
+      stop = start + tile.count(tokens[row])
+      before = stop <= mine
+      first_row = jnp.where(before, row + 1, first_row)
+      first_start = jnp.where(before, stop, first_start)
+      return stop, first_row, first_start, jnp.where(start < mine + share, row + 1, end_row)
+
+    _, first_row, first_start, end_row = lax.fori_loop(0, batch, locate, (jnp.int32(0),) * 4)
+
     def visit(row, first):
       """Attends to what this block has of a row, whose first tile is number `first`."""
       count = tile.count(tokens[row])
-      begin = lax.max(worker * share - first, jnp.int32(0))
-      end = lax.min((worker + 1) * share - first, count)
+      begin = lax.max(mine - first, jnp.int32(0))
+      end = lax.min(mine + share - first, count)
 
       @pl.when(begin < end)
       def _():
@@ -101,7 +113,7 @@ def attend(
 
       def fetch(step, found, kind):
         pages, offset = found
-        slot = lax.rem(step, jnp.int32(stages))
+        slot = lax.rem(jnp.int32(step), jnp.int32(stages))
         smem, ready = ((k_smem, k_ready), (v_smem, v_ready))[kind]
         for number, page in enumerate(pages):
           source = pool.at[2 * page + kind, pl.ds(offset, tile.copy_rows)]
@@ -113,7 +125,7 @@ def attend(
       for step in range(stages):
 
         @pl.when(step < steps)
-        def _(step=jnp.int32(step)):
+        def _(step=step):
           found = look_up(step)
           fetch(step, found, _KEYS)
           fetch(step, found, _VALUES)
@@ -178,7 +190,7 @@ def attend(
       out[row, part] = acc / lax.broadcast_in_dim(total, acc.shape, [0])
       lse[row, part] = (high + jnp.log2(total)) * (1 / _LOG2_E)
 
-    lax.fori_loop(0, batch, visit, jnp.int32(0))
+    lax.fori_loop(first_row, end_row, visit, first_start)
 
   how = {
     "transforms": (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)),
