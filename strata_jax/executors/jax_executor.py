@@ -16,6 +16,7 @@ from strata_jax.executors import (
   gated_loads,
   layer_stack,
   load_shares,
+  packed_rows,
   page_mover,
   prefill_batches,
   programs,
@@ -221,8 +222,9 @@ class JaxExecutor:
       step_id=work.step_id,
       started_s=self.now_s(),
       waits=any(prefill.waits_for for prefill in work.prefills),
+      near_tie=sampling_lib.NEAR_TIE[self._config.dtype],
     )
-    with self._compilations, jax.transfer_guard("disallow"):
+    with self._compilations, jax.transfer_guard_host_to_device("disallow"):
       for backup in work.backups:
         self._launch_backup(backup)
       loads = self._put_aside(work)
@@ -236,8 +238,7 @@ class JaxExecutor:
       if work.decodes:
         self._launch_decodes(work.decodes, work.decode_steps, loads, step)
     if work.computes:
-      near_tie = sampling_lib.NEAR_TIE[self._config.dtype]
-      self._watcher.add(step.block, lambda: step.done(self.now_s(), near_tie))
+      self._watcher.add(step.block, lambda: step.done(self.now_s()))
 
   def launch_storage(self, work: protocol.StorageWork) -> None:
     """Starts work of the storage tier in its threads.
@@ -337,36 +338,37 @@ class JaxExecutor:
     packed = prefill_batches.pack(
       works, self._buckets, page_size=self._page_size, device_pages=len(self._device[0])
     )
-    batches = [self._prefill_batch(batch, works) for batch in packed]
-    xs = self._forward(batches, loads, step)
-    for batch, x, inputs in zip(packed, xs, batches, strict=True):
-      request_ids = [
-        works[piece.work].request_id if piece.is_last and works[piece.work].samples else None
-        for piece in batch.pieces
-      ]
+    inputs = [self._prefill_batch(batch, works) for batch in packed]
+    xs = self._forward([batch for batch, _ in inputs], loads, step)
+    for batch, x, (rows, draws) in zip(packed, xs, inputs, strict=True):
+      request_ids = _sampled(batch, works)
       if any(request_id is not None for request_id in request_ids):
-        draws = self._draws(request_ids, len(x))
-        step.add_result(tuple(request_ids), *self._stack.head(x, inputs.lengths, draws))
+        step.add_result(request_ids, *self._stack.head(x, rows.lengths, draws))
       else:
         step.block = programs.marker(x).block_until_ready
+    results = step.results
 
     def done() -> None:
       step.prefill_end_s = self.now_s()
+      step.take(results)
 
     self._watcher.add(step.block, done, gives_event=False)
 
   def _prefill_batch(
     self, batch: prefill_batches.PackedBatch, works: Sequence[protocol.PrefillWork]
-  ) -> layer_stack.Batch:
+  ) -> tuple[layer_stack.Batch, packed_rows.Draws]:
     sizes = self._buckets.batch_rows(batch.padded_tokens)
-    rows = buckets_lib.smallest_bucket(len(batch.pieces), sizes)
+    rows = self._rows(buckets_lib.smallest_bucket(len(batch.pieces), sizes), batch.padded_tokens)
     contexts = [
       (works[piece.work].page_table, works[piece.work].start + piece.offset + piece.tokens)
       for piece in batch.pieces
     ]
-    table = self._table(contexts, rows)
-    ids, starts, lengths = self._put(prefill_batches.arrays(batch, works, rows))
-    return layer_stack.Batch(ids, table, starts, lengths)
+    self._fill_table(rows, contexts)
+    rows.token_ids[:], rows.starts[:], rows.lengths[:] = prefill_batches.arrays(
+      batch, works, len(rows.table)
+    )
+    self._fill_draws(rows, _sampled(batch, works), 1)
+    return rows.put(self._target)
 
   def _launch_decodes(
     self,
@@ -377,26 +379,25 @@ class JaxExecutor:
   ) -> None:
     largest = self._buckets.decode_requests[-1]
     for first in range(0, len(works), largest):
-      batch = works[first : first + largest]
-      rows = buckets_lib.smallest_bucket(len(batch), self._buckets.decode_requests)
-      request_ids = tuple(work.request_id for work in batch)
-      contexts = [(work.page_table, work.position + decode_steps) for work in batch]
-      table = self._table(contexts, rows)
-      ids, positions, lengths = np.zeros((3, rows), np.int32)
-      ids[: len(batch)] = [work.token_id for work in batch]
-      positions[: len(batch)] = [work.position for work in batch]
-      lengths[: len(batch)] = 1
-      device_ids, device_lengths = self._put((ids[:, None], lengths))
+      some = works[first : first + largest]
+      request_ids = tuple([work.request_id for work in some])
+      rows = self._rows(buckets_lib.smallest_bucket(len(some), self._buckets.decode_requests), 1)
+      self._fill_table(rows, [(work.page_table, work.position + decode_steps) for work in some])
+      rows.token_ids[: len(some), 0] = [work.token_id for work in some]
+      rows.starts[: len(some)] = [work.position for work in some]
+      rows.lengths[: len(some)] = 1
+      self._fill_draws(rows, request_ids, decode_steps)
+      batch, draws = rows.put(self._target)
       spread = load_shares.spread(loads, decode_steps)
       loads = ()
       for offset in range(decode_steps):
-        starts = self._put(positions + offset)
-        one = layer_stack.Batch(device_ids, table, starts, device_lengths)
         last = offset == decode_steps - 1
-        (x,) = self._forward([one], spread[offset], step, completes=last)
-        draws = self._draws(request_ids, rows)
-        device_ids, gaps = self._stack.head(x, device_lengths, draws)
-        step.add_result(request_ids, device_ids, gaps)
+        (x,) = self._forward([batch], spread[offset], step, completes=last)
+        token_ids, gaps = self._stack.head(x, batch.lengths, draws)
+        step.add_result(request_ids, token_ids, gaps)
+        if not last:
+          self._watcher.add(step.block, step.take, gives_event=False)
+          batch, draws = packed_rows.advance(batch, draws, token_ids)
 
   def _forward(
     self,
@@ -457,25 +458,27 @@ class JaxExecutor:
         done = lambda load=load: protocol.LoadDone(load.transfer_id, self.now_s())
         self._watcher.add(block, done)
 
-  def _draws(
-    self, request_ids: Sequence[int | None], rows: int
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Temperatures, seeds and output indices of a batch; counts the outputs."""
-    temperatures, seeds = np.zeros(rows, np.float32), np.zeros(rows, np.uint32)
-    indices = np.zeros(rows, np.int32)
+  def _rows(self, rows: int, tokens: int) -> packed_rows.PackedRows:
+    return packed_rows.PackedRows(rows, tokens, self._buckets.table_pages)
+
+  def _fill_draws(
+    self, rows: packed_rows.PackedRows, request_ids: Sequence[int | None], outputs: int
+  ) -> None:
+    """Temperatures, seeds and first output indices; counts the `outputs` of each request."""
     for row, request_id in enumerate(request_ids):
       if request_id is None:
         continue
       request = self._requests[request_id]
-      temperatures[row] = request.sampling.temperature
-      seeds[row] = request.sampling.seed % 2**32
-      indices[row] = request.outputs
-      request.outputs += 1
-    return self._put((temperatures, seeds, indices))
+      rows.temperatures[row] = request.sampling.temperature
+      rows.seeds[row] = request.sampling.seed % 2**32
+      rows.indices[row] = request.outputs
+      request.outputs += outputs
 
-  def _table(self, contexts: Sequence[tuple[np.ndarray, int]], rows: int) -> jax.Array:
-    """Page tables, each with the tokens that it must have room for, padded to [rows, N]."""
-    padded = np.zeros((rows, self._buckets.table_pages), np.int32)
+  def _fill_table(
+    self, rows: packed_rows.PackedRows, contexts: Sequence[tuple[np.ndarray, int]]
+  ) -> None:
+    """Page tables, each with the tokens that it must have room for."""
+    padded = rows.table
     for row, (table, tokens) in enumerate(contexts):
       if tokens > len(table) * self._page_size or len(table) > padded.shape[1]:
         raise ValueError(
@@ -483,7 +486,6 @@ class JaxExecutor:
           f"got {len(table)} pages of {self._page_size}"
         )
       padded[row, : len(table)] = table
-    return self._put(padded)
 
   def _block_on_host(self) -> None:
     """Returns when all backups launched so far, and perhaps later ones, have been written."""
@@ -519,15 +521,14 @@ class JaxExecutor:
         yield f"moves of {pages} pages", lambda pages=pages: self._warm_transfer(pages)
 
   def _warm_shape(self, rows: int, chunk: int) -> jax.Array:
-    table = self._table([], rows)
-    ids, zeros = self._put((np.zeros((rows, chunk), np.int32), np.zeros(rows, np.int32)))
-    batch = layer_stack.Batch(ids, table, zeros, zeros)
+    batch, draws = self._rows(rows, chunk).put(self._target)
     nothing = self._no_pages() if self._by_layer and self._gated is None else None
     x, self._device = self._stack.warm(self._device, batch, self._host, nothing)
     if self._gated is not None:
       self._device = (self._gated.warm(self._device[0]), *self._device[1:])
-    draws = self._put((np.zeros(rows, np.float32), np.zeros(rows, np.uint32), zeros))
-    return self._stack.head(x, zeros, draws)[0]
+    token_ids, _ = self._stack.head(x, batch.lengths, draws)
+    packed_rows.advance(batch, draws, token_ids)
+    return token_ids
 
   def _no_pages(self) -> layer_stack.LoadLists:
     slots, count = self._put((np.zeros(self._buckets.table_pages, np.int32), np.int32(0)))
@@ -536,3 +537,15 @@ class JaxExecutor:
   def _warm_transfer(self, pages: int) -> jax.Array:
     self._device, self._host = self._mover.warm(self._device, self._need_host(), pages)
     return programs.marker(self._device[-1])
+
+
+def _sampled(
+  batch: prefill_batches.PackedBatch, works: Sequence[protocol.PrefillWork]
+) -> tuple[int | None, ...]:
+  """The request of each piece whose last hidden state gives a token."""
+  return tuple(
+    [
+      works[piece.work].request_id if piece.is_last and works[piece.work].samples else None
+      for piece in batch.pieces
+    ]
+  )

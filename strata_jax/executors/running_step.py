@@ -1,62 +1,89 @@
 """A computing step under way, and the event that it ends with."""
 
+import collections
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
+import numpy as np
 
 from strata_jax.executors import protocol
+
+# Request ids (None: a row that does not sample), ids [B, 1], gaps [B].
+_Result = tuple[tuple[int | None, ...], jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class RunningStep:
-  """What was launched of a step, and when its parts were done."""
+  """What was launched of a step, and when its parts were done.
+
+  One thread launches and adds results, another one takes them in.
+  """
 
   step_id: int
   started_s: float
   waits: bool  # its prefills read pages that its loads write
+  # Two logits that are no further apart might as well have been the other way round.
+  near_tie: float
   block: Callable[[], object] = lambda: None  # returns when what was launched last is done
   stall_end_s: float = 0.0  # when its loads let the compute begin
   prefill_end_s: float = 0.0
-  # Request ids (None: a row that does not sample), ids [B, 1], gaps [B].
-  results: list[tuple[tuple[int | None, ...], jax.Array, jax.Array]] = dataclasses.field(
-    default_factory=list
-  )
+  _results: collections.deque[_Result] = dataclasses.field(default_factory=collections.deque)
+  _tokens: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+  _ties: dict[int, list[int]] = dataclasses.field(default_factory=dict)
 
   def add_result(
     self, request_ids: tuple[int | None, ...], ids: jax.Array, gaps: jax.Array
   ) -> None:
     """Sampled tokens; what was launched last is then their head."""
-    self.results.append((request_ids, ids, gaps))
-    self.block = gaps.block_until_ready
+    self._results.append((request_ids, ids, gaps))
+    self.block = functools.partial(_wait_for, ids, gaps)
 
-  def done(self, at_s: float, near_tie: float) -> protocol.StepDone:
-    """The event of the step; its results are ready.
+  @property
+  def results(self) -> int:
+    """Results that are not taken in yet."""
+    return len(self._results)
 
-    Args:
-      at_s: the time.
-      near_tie: two logits that are no further apart than this might as well have been the other
-        way round.
+  def take(self, results: int = 1) -> None:
+    """Takes in the tokens of the oldest results, so that less is left to do when the step ends.
+
+    Waits for those that are not ready.
     """
-    tokens: dict[int, list[int]] = {}
-    ties: dict[int, list[int]] = {}
-    for request_ids, ids, gaps in jax.device_get(self.results):
-      for row, request_id in enumerate(request_ids):
-        if request_id is None:
-          continue
-        got = tokens.setdefault(request_id, [])
-        if gaps[row] < near_tie:
-          ties.setdefault(request_id, []).append(len(got))
-        got.append(int(ids[row, 0]))
+    for _ in range(results):
+      self._take(*self._results.popleft())
+
+  def done(self, at_s: float) -> protocol.StepDone:
+    """The event of the step, all of which is done; `at_s` is the time."""
+    self.take(self.results)
     stalled = max(self.stall_end_s - self.started_s, 0.0)
     prefill_s = max(self.prefill_end_s - self.started_s, 0.0)
     return protocol.StepDone(
       step_id=self.step_id,
       started_s=self.started_s,
       at_s=at_s,
-      tokens={request_id: tuple(got) for request_id, got in tokens.items()},
+      tokens={request_id: tuple(got) for request_id, got in self._tokens.items()},
       prefill_end_s=self.prefill_end_s,
       compute_s=max(prefill_s - stalled, 0.0),
       stall_s=stalled if self.waits else 0.0,
-      near_ties={request_id: tuple(at) for request_id, at in ties.items()},
+      near_ties={request_id: tuple(at) for request_id, at in self._ties.items()},
     )
+
+  def _take(self, request_ids: tuple[int | None, ...], ids: jax.Array, gaps: jax.Array) -> None:
+    near = (np.asarray(gaps) < self.near_tie).tolist()
+    rows = zip(request_ids, np.asarray(ids)[:, 0].tolist(), near, strict=False)  # the rest: padding
+    for request_id, token_id, is_near in rows:
+      if request_id is None:
+        continue
+      got = self._tokens.setdefault(request_id, [])
+      if is_near:
+        self._ties.setdefault(request_id, []).append(len(got))
+      got.append(token_id)
+
+
+def _wait_for(ids: jax.Array, gaps: jax.Array) -> None:
+  """Returns when both are there; they come to the host as soon as they are."""
+  with jax.transfer_guard_device_to_host("allow"):
+    ids.copy_to_host_async()
+    gaps.copy_to_host_async()
+  gaps.block_until_ready()
