@@ -1,37 +1,54 @@
 """Decode attention: its parts, in the interpreter, lowered for an H200, and on a GPU."""
 
+import dataclasses
+import itertools
+import json
+
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from strata_jax.pallas_kernels.decode_attention import api, merge, mosaic_gpu, reference, tiles
+from strata_jax.executors import streams
+from strata_jax.pallas_kernels.decode_attention import (
+  api,
+  bench,
+  merge,
+  mosaic_gpu,
+  reference,
+  tiles,
+)
 from strata_jax.pallas_kernels.decode_attention.arg_specs import ARG_SPECS, DecodeArgs
 from tests.pallas_kernels import lowering, moves
 
 INTERPRET = plgpu.InterpretGPUParams(detect_races=True)
 TOLERANCE = 2e-2  # bfloat16 weights of the values, values of about 1
+SMALL = DecodeArgs(batch=2, heads=4, kv_heads=2, head_dim=64, page_size=8)
+CONFIG = api.DecodeAttentionConfig()
+slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
 
 
-def _batch(args: DecodeArgs, tokens, seed=0, spare_pages=3):
+def _batch(args: DecodeArgs, tokens, seed=0):
   """Random operands; what no valid token has written is NaN, table entries beyond are garbage."""
   rng = np.random.default_rng(seed)
   tokens = np.asarray(tokens, np.int32)
   used = -(-tokens // args.page_size)
-  width, total = max(int(used.max()), 1) + 2, int(used.sum())
-  pages = total + spare_pages
+  total = int(used.sum())
+  pages = total + 3
   order = rng.permutation(pages).astype(np.int32)
-  table = rng.integers(-(2**31), 2**31, (len(tokens), width)).astype(np.int32)
+  table = rng.integers(-(2**31), 2**31, (len(tokens), max(used) + 2)).astype(np.int32)
   pool = np.full(args.pool_shape(pages), np.nan, np.float32)
   for row, count in enumerate(tokens):
     own, order = order[: used[row]], order[used[row] :]
     table[row, : used[row]] = own
-    kv = rng.normal(size=(2, used[row] * args.page_size, args.kv_heads, args.head_dim))
+    shape = (2, used[row] * args.page_size, args.kv_heads, args.head_dim)
+    kv = rng.standard_normal(shape, np.float32)
     kv[:, count:] = np.nan
-    shape = (2, used[row], args.page_size, args.kv_heads, args.head_dim)
-    pool[own] = kv.reshape(shape).swapaxes(0, 1)
-  q = rng.normal(size=(len(tokens), *args.q_shape()[1:]))
+    pool[own] = kv.reshape(2, used[row], *args.pool_shape(0)[2:]).swapaxes(0, 1)
+  q = rng.standard_normal((len(tokens), *args.q_shape()[1:]), np.float32)
   return (
     jnp.asarray(q, jnp.bfloat16),
     jnp.asarray(pool, jnp.bfloat16),
@@ -48,8 +65,7 @@ def _assert_close(got, want):
 
 
 def test_reference_is_softmax_over_the_valid_tokens():
-  args = DecodeArgs(batch=2, heads=4, kv_heads=2, head_dim=64, page_size=8)
-  q, pool, table, tokens = _batch(args, [11, 0])
+  q, pool, table, tokens = _batch(SMALL, [11, 0])
   out, lse = reference.attend(q, pool, table, tokens)
   kv = np.asarray(pool[table[0, :2]], np.float64)  # [2 pages, 2, page_size, kv_heads, D]
   for head in range(4):
@@ -61,14 +77,90 @@ def test_reference_is_softmax_over_the_valid_tokens():
   assert (np.asarray(lse[1]) == merge.NOTHING).all()
 
 
+def test_merged_parts_are_the_whole_and_unused_ones_may_be_anything():
+  rng = np.random.default_rng(1)
+  scores, values = rng.normal(size=(2, 3, 30)) * 5, rng.normal(size=(2, 30, 8))
+  out, lse = np.full((3, 4, 3, 8), np.nan), np.full((3, 4, 3), np.nan)
+  for part, span in enumerate((slice(0, 1), slice(1, 20), slice(20, 30))):
+    weights = np.exp(scores[..., span])
+    out[:2, part] = weights @ values[:, span] / weights.sum(-1, keepdims=True)
+    lse[:2, part] = np.log(weights.sum(-1))
+  counts = jnp.array([3, 2, 0], jnp.int32)
+  got = merge.merge_parts(jnp.asarray(out, jnp.float32), jnp.asarray(lse, jnp.float32), counts)
+  for row, stop in enumerate((30, 20)):
+    weights = np.exp(scores[row, :, :stop])
+    want = weights @ values[row, :stop] / weights.sum(-1, keepdims=True)
+    np.testing.assert_allclose(got[0][row], want, atol=1e-5)
+    np.testing.assert_allclose(got[1][row], np.log(weights.sum(-1)), atol=1e-5)
+  assert not np.asarray(got[0][2]).any()
+  assert (np.asarray(got[1][2]) == merge.NOTHING).all()
+
+
+@pytest.mark.parametrize(
+  ("kv_heads", "page_size", "wanted", "rows"),
+  [
+    (8, 32, 64, 64),  # a quarter of a page
+    (8, 16, 192, 128),  # 192 rows would be no whole number of pages
+    (8, 16, 256, 256),
+    (2, 16, 64, 64),  # two pages
+    (2, 16, 192, 192),
+    (8, 8, 64, 64),
+    (1, 8, 64, 64),
+    (3, 16, 64, 192),  # whole tokens of three heads, whole pages
+    (3, 64, 256, 192),
+    (5, 16, 64, None),  # 320 rows would be too many
+    (7, 64, 64, None),
+    (1, 4, 64, None),  # a copy has whole tiles of 8 rows
+  ],
+)
+def test_a_tile_has_whole_tokens_and_whole_pages_or_an_equal_part(
+  kv_heads, page_size, wanted, rows
+):
+  tile = tiles.find_tile(kv_heads, page_size, wanted)
+  assert (tile and tile.rows) == rows
+  if tile:
+    assert tile.tokens * kv_heads == rows
+    assert tile.pages * tile.copy_rows == rows
+    assert tile.pages == 1 or tile.tiles_a_page == 1
+    assert tile.pages * page_size == tile.tokens * tile.tiles_a_page
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+  counts=st.lists(st.integers(0, 3000), min_size=1, max_size=40),
+  blocks=st.integers(1, 300),
+  part_factor=st.integers(1, 4),
+)
+def test_shares_cover_all_tiles_and_no_row_has_too_many_parts(counts, blocks, part_factor):
+  parts = tiles.most_parts(len(counts), blocks, part_factor)
+  total, longest = sum(counts), max(counts)
+  share = int(tiles.share(jnp.int32(total), jnp.int32(longest), blocks, parts))
+  assert share >= 1
+  assert share * blocks >= total
+  starts = np.cumsum([0, *counts])
+  for start, stop in itertools.pairwise(starts):
+    if stop > start:
+      assert (stop - 1) // share - start // share + 1 <= parts
+  if longest * len(counts) <= part_factor * total:  # no row is much longer: all blocks work
+    assert share == max(1, -(-total // blocks))
+
+
+def test_a_third_of_the_rows_keeps_all_blocks_busy():
+  parts = tiles.most_parts(28, CONFIG.blocks, CONFIG.part_factor)
+  share = int(tiles.share(jnp.int32(10 * 2500), jnp.int32(2500), CONFIG.blocks, parts))
+  assert share == -(-25_000 // CONFIG.blocks)
+
+
 @pytest.mark.parametrize(
   ("heads", "kv_heads", "page_size", "tokens", "blocks"),
   [
     (8, 2, 16, [50, 0, 17], 4),  # two pages a tile, a padded row in between
-    (8, 8, 16, [23, 16], 5),  # a page is two tiles
-    (9, 3, 16, [70, 1], 2),  # heads that are padded; tiles of 192 rows
-    (4, 1, 64, [64, 129, 63], 3),  # a tile is a page
-    (4, 1, 8, [9], 4),  # eight pages a tile, of which two are valid
+    slow(8, 8, 16, [23, 16], 5),  # a page is two tiles
+    slow(9, 3, 16, [70, 1], 2),  # heads that are padded; tiles of 192 rows
+    slow(4, 1, 64, [64, 129, 63], 3),  # a tile is a page
+    slow(4, 1, 8, [9], 4),  # eight pages a tile, of which two are valid
+    slow(64, 8, 16, [0, 15, 40], 2),  # a whole product of heads
+    (4, 2, 32, [0, 0], 2),  # nothing but padding
   ],
 )
 def test_interpreted_kernel_is_the_reference(heads, kv_heads, page_size, tokens, blocks):
@@ -87,16 +179,9 @@ def test_interpreted_kernel_is_the_reference(heads, kv_heads, page_size, tokens,
   _assert_close(got, reference.attend(*operands))
 
 
-@pytest.mark.parametrize("name", ARG_SPECS)
-def test_every_arg_spec_lowers_for_an_h200(name):
-  args = ARG_SPECS[name]
-  assert "mosaic_gpu" in _lowered(args, pages=1000)
-
-
-def _lowered(args: DecodeArgs, pages: int, config=None) -> str:
+def _shapes(args: DecodeArgs, pages: int = 1000):
   shape = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=lowering.DEVICE)
-  return lowering.lower(
-    jax.jit(lambda *operands: api.decode_attention(*operands, config=config)),
+  return (
     shape(args.q_shape(), jnp.bfloat16),
     shape(args.pool_shape(pages), jnp.bfloat16),
     shape((args.batch, 700), jnp.int32),
@@ -104,14 +189,159 @@ def _lowered(args: DecodeArgs, pages: int, config=None) -> str:
   )
 
 
+@pytest.mark.parametrize("name", ARG_SPECS)
+def test_every_arg_spec_lowers_for_an_h200(name):
+  shapes = _shapes(ARG_SPECS[name])
+  assert api.supports(*shapes[:2])
+  assert "mosaic_gpu" in lowering.lower(jax.jit(api.decode_attention), *shapes)
+
+
+@pytest.mark.parametrize("config", bench.CONFIGS, ids=bench.name_of)
+def test_every_config_of_the_bench_lowers_for_an_h200(config):
+  shapes = _shapes(ARG_SPECS["llama3.1-8b-tp1-page32-batch28"])
+  attend = jax.jit(bench.kernel(config))
+  assert "mosaic_gpu" in lowering.lower(attend, *shapes)
+
+
+def test_pools_above_2_to_the_31_elements_lower():
+  shapes = _shapes(ARG_SPECS["llama3.1-8b-tp1-page32-batch7"], pages=2**16)  # 2^32 elements
+  assert "mosaic_gpu" in lowering.lower(jax.jit(api.decode_attention), *shapes)
+
+
+def test_it_may_stand_in_a_region_with_a_stream_of_its_own():
+  """No loop of XLA's and no call may stand there, beside what `streams` makes of it."""
+  shapes = _shapes(ARG_SPECS["llama3.1-8b-tp1-page32-batch7"])
+  equations = jax.make_jaxpr(api.decode_attention)(*shapes).jaxpr.eqns
+  names = {equation.primitive.name for equation in equations}
+  assert not names & {"jit", "while", "scan", "cond"}
+  beside = lambda q, *rest: streams.beside(
+    api.decode_attention, (q, *rest), lambda q: (2 * q,), (q,)
+  )
+  text = lowering.lower(jax.jit(beside), *shapes)
+  assert '_xla_stream_annotation = "1"' in text
+  assert "mosaic_gpu" in text
+  assert "stablehlo.while" not in text
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_shapes_of_the_result_are_those_of_the_queries(rank):
+  q, *rest = _batch(SMALL, [11, 0])
+  q = q if rank == 3 else q[:, None]
+  out, lse = api.decode_attention(q, *rest, implementation="reference")
+  assert out.shape == q.shape
+  assert out.dtype == jnp.bfloat16
+  assert lse.shape == q.shape[:-1]
+
+
+@pytest.mark.parametrize(
+  ("change", "config", "message"),
+  [
+    ({"head_dim": 96}, CONFIG, "head_dim: expected 64 or 128, got 96"),
+    ({"heads": 66}, CONFIG, "heads: expected at most 64, got 66"),
+    ({"page_size": 12}, CONFIG, "page_size: expected a multiple of 8, at most 64"),
+    ({"page_size": 128}, CONFIG, "page_size: expected a multiple of 8, at most 64"),
+    ({"kv_heads": 5, "heads": 40, "page_size": 16}, CONFIG, "got 16 with 5 KV heads"),
+    ({"head_dim": 128}, dataclasses.replace(CONFIG, stages=8), "for 8 tiles of 64 rows"),
+  ],
+)
+def test_what_the_kernel_does_not_take_is_refused(change, config, message):
+  shapes = _shapes(dataclasses.replace(SMALL, **change))
+  assert not api.supports(*shapes[:2], config)
+  with pytest.raises(ValueError, match=message):
+    jax.eval_shape(lambda *args: api.decode_attention(*args, config=config), *shapes)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_other_dtypes_are_refused(which):
+  shapes = list(_shapes(SMALL))
+  shapes[which] = jax.ShapeDtypeStruct(shapes[which].shape, jnp.float32)
+  assert not api.supports(*shapes[:2])
+  with pytest.raises(ValueError, match=f"{('q', 'pool')[which]}: expected bfloat16, got float32"):
+    jax.eval_shape(api.decode_attention, *shapes)
+
+
+def test_operands_that_do_not_fit_are_refused():
+  q, pool, table, tokens = _batch(SMALL, [11, 0])
+  with pytest.raises(ValueError, match=r"q: expected \[B, heads, D\] or \[B, 1, heads, D\]"):
+    api.decode_attention(jnp.stack([q, q], 1), pool, table, tokens)
+  with pytest.raises(ValueError, match=r"pool: expected .* 64\], got"):
+    api.decode_attention(q, pool[..., :32], table, tokens)
+  with pytest.raises(ValueError, match="heads: expected a multiple of 2, got 3"):
+    api.decode_attention(q[:, :3], pool, table, tokens)
+  with pytest.raises(ValueError, match="page_table and tokens: expected"):
+    api.decode_attention(q, pool, table, tokens[:1])
+
+
+@pytest.mark.parametrize(
+  ("field", "value", "wanted"),
+  [
+    ("blocks", 0, "an integer >= 1"),
+    ("tile_rows", 96, "one of 64, 128, 192, 256"),
+    ("stages", 0, "an integer >= 1"),
+    ("part_factor", 0, "an integer >= 1"),
+  ],
+)
+def test_config_out_of_range_is_refused(field, value, wanted):
+  with pytest.raises(ValueError, match=f"DecodeAttentionConfig.{field}: expected {wanted}"):
+    api.DecodeAttentionConfig(**{field: value})
+
+
+def test_the_bench_runs_with_the_reference(capsys):
+  attend = bench.kernel(implementation="reference")
+  rates = bench.measure(SMALL, [20, 0], attend=attend, calls=2)
+  assert set(rates) == {"us", "gbps"}
+  assert all(rate > 0 for rate in rates.values())
+  model = "smollm2-135m-tp1-page16-batch7"
+  how = {"batches": (3,), "contexts": (20,), "configs": (), "baseline": attend, "calls": 1}
+  bench.print_sweep(model=model, **how)
+  rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  assert [(row["batch"], row["valid"]) for row in rows] == [(3, 1), (3, 2), (3, 3)]
+  assert all(row["us"] > 0 and row["how"] == "baseline" for row in rows)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ARG_SPECS)
 def test_every_arg_spec_is_the_reference_on_a_gpu(name):
   args = ARG_SPECS[name]
-  page, tile = args.page_size, tiles.find_tile(args.kv_heads, args.page_size, 64).tokens
-  lengths = [0, 1, page - 1, page, page + 1, tile, tile + 1, 4 * tile - 1, 3000, 5000]
+  page, tile = args.page_size, tiles.find_tile(args.kv_heads, args.page_size, CONFIG.tile_rows)
+  step = tile.tokens
+  lengths = [0, 1, page - 1, page, page + 1, step - 1, step, step + 1, 4 * step - 1, 0, 1999, 5000]
   run = jax.jit(api.decode_attention)
   for number in range(0, len(lengths), args.batch):
-    tokens = np.resize(lengths[number:], args.batch)
-    operands = _batch(args, tokens, seed=number)
+    operands = _batch(args, np.resize(lengths[number:], args.batch), seed=number)
     _assert_close(run(*operands), reference.attend(*operands))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", bench.CONFIGS, ids=bench.name_of)
+def test_every_config_is_the_reference_on_a_gpu(config):
+  args = ARG_SPECS["llama3.1-8b-tp1-page32-batch7"]
+  run = jax.jit(lambda *operands: api.decode_attention(*operands, config=config))
+  for seed, tokens in enumerate(
+    ([20_000, 0, 3, 19_999, 0, 801, 64], [0] * 7, [0, 0, 1, 0, 0, 0, 0])
+  ):
+    operands = _batch(args, tokens, seed)
+    _assert_close(run(*operands), reference.attend(*operands))
+
+
+@pytest.mark.gpu
+def test_beside_other_work_it_is_the_reference_on_a_gpu():
+  args = ARG_SPECS["llama3.1-8b-tp1-page32-batch7"]
+  operands = _batch(args, [4000, 0, 3, 1999, 0, 801, 64])
+  run = jax.jit(
+    lambda q, *rest: streams.beside(api.decode_attention, (q, *rest), lambda q: (2 * q,), (q,))[0],
+    compiler_options=streams.COMPILER_OPTIONS,
+  )
+  _assert_close(run(*operands), reference.attend(*operands))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_pools_above_2_to_the_31_elements_on_a_gpu():
+  args = dataclasses.replace(ARG_SPECS["llama3.1-8b-tp1-page32-batch7"], batch=1)
+  q, small, table, tokens = _batch(args, [150])
+  pages = 2**15 + 64  # of 2^16 elements each
+  first = pages - len(small)
+  pool = jnp.zeros(args.pool_shape(pages), jnp.bfloat16).at[first:].set(small)
+  got = jax.jit(api.decode_attention)(q, pool, table + first, tokens)
+  _assert_close(got, reference.attend(q, small, table, tokens))

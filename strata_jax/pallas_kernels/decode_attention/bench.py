@@ -5,6 +5,7 @@
   python -c "from strata_jax.pallas_kernels.decode_attention import bench; bench.print_sweep()"
 """
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator
 
@@ -79,6 +80,11 @@ def kernel(
   return lambda *args: api.decode_attention(*args, implementation=implementation, config=config)[0]
 
 
+def name_of(config: api.DecodeAttentionConfig) -> str:
+  """Its fields in one word."""
+  return "-".join(str(value) for value in dataclasses.astuple(config))
+
+
 def sweep(
   *,
   model: str = "llama3.1-8b-tp1-page32-batch28",
@@ -86,22 +92,19 @@ def sweep(
   contexts: Iterable[int] = CONTEXTS,
   configs: Iterable[api.DecodeAttentionConfig] = CONFIGS,
   baseline: Attend | None = None,
+  calls: int = _CALLS,
 ) -> Iterator[dict[str, float | str]]:
   """Rates of every config and the baseline for batches with a third, half and all rows valid."""
-  args_of_model = ARG_SPECS[model]
-  named = {} if baseline is None else {"baseline": baseline}
-  for config in configs:
-    named[f"{config.blocks}x{config.tile_rows}x{config.stages}+{config.part_factor}"] = kernel(
-      config
-    )
+  attends = {} if baseline is None else {"baseline": baseline}
+  attends |= {name_of(config): kernel(config) for config in configs}
   for batch in batches:
-    args = DecodeArgs(**{**vars(args_of_model), "batch": batch})
+    args = dataclasses.replace(ARG_SPECS[model], batch=batch)
     for context in contexts:
       for rows in dict.fromkeys(max(1, round(part * batch)) for part in VALID):
         tokens = [context] * rows + [0] * (batch - rows)
-        calls = 2 if rows * context > 100_000 else _CALLS
-        for name, attend in named.items():
-          rates = measure(args, tokens, attend=attend, calls=calls)
+        few = min(calls, 2) if rows * context > 100_000 else calls
+        for name, attend in attends.items():
+          rates = measure(args, tokens, attend=attend, calls=few)
           row = {"model": model, "batch": batch, "valid": rows, "context": context, "how": name}
           yield row | {unit: round(rate, 1) for unit, rate in rates.items()}
 
