@@ -20,11 +20,11 @@ class ExecutorConfig:
   piece_tokens: int = 512  # tokens of the largest piece that a prefill is cut into
   prefill_rows: int = 1  # pieces of different prefills that are computed together, at most
   layers_per_program: int = 1  # layers in one program where nothing is loaded beside
-  decode_factor: int = 4  # between the sizes that decode batches are padded to
+  row_factor: int = 4  # between the numbers of rows that batches are padded to
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
-      minimum = 2 if field.name == "decode_factor" else 1
+      minimum = 2 if field.name == "row_factor" else 1
       validation.check_int(self, field.name, minimum=minimum)
 
 
@@ -101,7 +101,7 @@ def make(
       context_tokens=context_tokens,
       piece_tokens=config.piece_tokens,
       prefill_rows=config.prefill_rows,
-      decode_factor=config.decode_factor,
+      row_factor=config.row_factor,
     ),
     io=io.load,
     store_io=io.store,

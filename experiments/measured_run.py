@@ -127,7 +127,7 @@ class MeasuredRun:
       MODELS[self.model].page_layout(page_size), self.serving,
       device_pages=self.pools(point).device_tokens // page_size,
       context_tokens=max(len(r.prompt_ids) + output_tokens(r) for r in requests),
-      piece_tokens=of_executor("piece_tokens"), prefill_rows=of_executor("prefill_rows"),
+      **{name: of_executor(name) for name in ("piece_tokens", "prefill_rows", "row_factor")},
     )  # fmt: skip
 
   @property

@@ -45,6 +45,7 @@ FLAGS.add_flag(
   "prefills are cut and padded to pieces of at most so many tokens, as by the real executor",
 )  # fmt: skip
 FLAGS.add_flag("prefill_rows", int, 1, "with --piece_tokens: pieces computed together at most")
+FLAGS.add_flag("row_factor", int, 4, "with --piece_tokens: between the numbers of rows of batches")
 FLAGS.add_flag("initial_cache", str, "cold", f"one of {', '.join(sim.INITIAL_CACHES)}")
 FLAGS.add(sim.PoolSizes)
 FLAGS.add(
@@ -145,14 +146,14 @@ def _shapes(
 ) -> Buckets | None:
   if args.piece_tokens is None:
     return None
-  for name in ("piece_tokens", "prefill_rows"):
-    if getattr(args, name) < 1:
-      raise ValueError(f"--{name}: expected an integer >= 1, got {getattr(args, name)}")
+  for name, least in (("piece_tokens", 1), ("prefill_rows", 1), ("row_factor", 2)):
+    if getattr(args, name) < least:
+      raise ValueError(f"--{name}: expected an integer >= {least}, got {getattr(args, name)}")
   return make_buckets(
     PageLayout(num_layers=1, page_size=cache.page_size, kv_heads=1, head_dim=1, dtype="bfloat16"),
     serving, device_pages=cache.device_pages, piece_tokens=args.piece_tokens,
     context_tokens=max(len(r.prompt_ids) + output_tokens(r) for r in workload.requests),
-    prefill_rows=args.prefill_rows,
+    prefill_rows=args.prefill_rows, row_factor=args.row_factor,
   )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from strata_jax.tiers import layout
 
 _TRANSFER_TOKENS = 1024  # moved by one call at most
 _TRANSFER_OVERHEAD_PAGES = 4  # what one more call costs
+_ROWS = 8  # of decode batches: a GPU pads the rows of products to a multiple of it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ def make_buckets(
   context_tokens: int,
   piece_tokens: int = 512,
   prefill_rows: int = 1,
-  decode_factor: int = 4,
+  row_factor: int = 4,
 ) -> Buckets:
   """Few buckets for a run, each a factor of 4 (or what is said) below the next.
 
@@ -76,7 +77,7 @@ def make_buckets(
     context_tokens: the longest prompt + output.
     piece_tokens: the largest piece that a prefill is cut into.
     prefill_rows: pieces of different prefills that are computed together at most.
-    decode_factor: between the sizes of decode batches.
+    row_factor: between the numbers of rows of batches, prefills and decodes.
   """
   context_pages = min(-(-context_tokens // page_layout.page_size), device_pages)
   chunk = min(piece_tokens, serving.step_tokens, context_pages * page_layout.page_size)
@@ -84,11 +85,22 @@ def make_buckets(
   transfer = min(max(_TRANSFER_TOKENS // page_layout.page_size, 4), device_pages)
   return Buckets(
     chunk_tokens=ladder(32, chunk, 4),
-    decode_requests=ladder(1, serving.running_requests, decode_factor),
+    decode_requests=_decode_rows(serving.running_requests, row_factor),
     transfer_pages=ladder(-(-transfer // 4), transfer, 4),
     table_pages=context_pages,
-    prefill_rows=tuple(sorted({1, *ladder(1, min(prefill_rows, serving.batch_requests), 4)})),
+    prefill_rows=_from_one(ladder(1, min(prefill_rows, serving.batch_requests), row_factor)),
   )
+
+
+def _decode_rows(most: int, factor: int) -> tuple[int, ...]:
+  if most <= _ROWS:
+    return _from_one((most,))
+  up = lambda rows: -(-rows // _ROWS) * _ROWS
+  return _from_one(tuple(map(up, ladder(_ROWS, up(most), factor))))
+
+
+def _from_one(sizes: tuple[int, ...]) -> tuple[int, ...]:
+  return tuple(sorted({1, *sizes}))
 
 
 def ladder(smallest: int, largest: int, factor: int) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ def test_a_run_has_at_most_about_24_programs(page_size, running):
   )
   assert made.programs <= 28
   assert running == 64 or made.programs <= 24
-  assert made.decode_requests[-1] == running
+  assert made.decode_requests == (1,) + {1: (), 8: (8,), 64: (16, 64)}[running]
   assert made.table_pages == 8192 // page_size
 
 
@@ -71,12 +71,25 @@ def test_sizes_must_ascend(sizes):
     buckets.Buckets(chunk_tokens=sizes, decode_requests=(1,), transfer_pages=(4,), table_pages=8)
 
 
-def test_decode_batches_may_be_padded_less():
-  def sizes(**options):
-    return buckets.make_buckets(
-      config.MODELS["tiny"].page_layout(4), config.ServingConfig(running_requests=28),
-      device_pages=5, context_tokens=512, **options,
-    ).decode_requests  # fmt: skip
+@pytest.mark.parametrize(
+  ("running", "factor", "sizes"),
+  [
+    (28, 4, (1, 8, 32)), (28, 2, (1, 8, 16, 32)), (24, 2, (1, 16, 24)), (9, 2, (1, 8, 16)),
+    (8, 2, (1, 8)), (3, 2, (1, 3)), (1, 2, (1,)),
+  ],
+)  # fmt: skip
+def test_rows_of_decode_batches(running, factor, sizes):
+  made = make_small(running, row_factor=factor)
+  assert made.decode_requests == sizes
 
-  assert sizes() == (1, 7, 28)
-  assert sizes(decode_factor=2) == (1, 3, 7, 14, 28)
+
+def test_rows_of_prefill_batches():
+  assert make_small(28, prefill_rows=16).prefill_rows == (1, 4, 16)
+  assert make_small(28, prefill_rows=16, row_factor=2).prefill_rows == (1, 2, 4, 8, 16)
+
+
+def make_small(running, **options):
+  return buckets.make_buckets(
+    config.MODELS["tiny"].page_layout(4), config.ServingConfig(running_requests=running),
+    device_pages=5, context_tokens=512, **options,
+  )  # fmt: skip
