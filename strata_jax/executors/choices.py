@@ -5,7 +5,9 @@ from strata_jax.executors import fragment_copies, gated_loads, side_copies
 from strata_jax.tiers import layout
 
 OVERLAPS = ("layer", "whole")
+STAGED = "staged"  # see `staged_loads`
 _DRIVER_FRAGMENT_BYTES = 128 << 10
+_DRIVER_PAGE_BYTES = 256 << 10
 
 
 def choose_attention(
@@ -61,9 +63,15 @@ def layer_loads(io: str, page_layout: layout.PageLayout, on_gpu: bool) -> str:
 
 
 def loads_aside(io: str, page_layout: layout.PageLayout, on_gpu: bool) -> str | None:
-  """How parked loads are copied beside the compute; None: by a program, in turn with it."""
-  by_layer = layer_loads(io, page_layout, on_gpu)
-  return by_layer if on_gpu and by_layer in fragment_copies.BACKENDS else None
+  """How parked loads are copied beside the compute: `STAGED`, or a name in `BACKENDS` of fragments.
+
+  None: by a program, in turn with the compute.
+  """
+  if not on_gpu:
+    return None
+  if io == "auto":  # one copy a page: of smaller ones the driver makes less than the kernel
+    return STAGED if page_layout.page_bytes >= _DRIVER_PAGE_BYTES else None
+  return io if io in fragment_copies.BACKENDS else None
 
 
 def backups_aside(store_io: str, page_layout: layout.PageLayout, on_gpu: bool) -> str | None:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import buffer_callback
 
 from strata_jax.executors import fragment_copies, workers
-from strata_jax.tiers import cuda_copies, io_backend, layout
+from strata_jax.tiers import cuda_copies
 
 _NO_TIMING = 2  # cudaEventDisableTiming
 BACKENDS = fragment_copies.BACKENDS
@@ -26,25 +26,14 @@ Gate = Callable[[int, jax.Array], jax.Array]
 class GatedLoads:
   """Makes gates: functions of a layer and its pool that return the pool, loaded."""
 
-  def __init__(
-    self,
-    page_layout: layout.PageLayout,
-    backend: str,
-    pools: io_backend.DevicePool,
-    host: io_backend.HostPool,
-  ) -> None:
-    """Makes a stream and an event a layer.
-
-    Args:
-      page_layout: of the pools.
-      backend: one of BACKENDS.
-      pools: of the device. They never move: their addresses are taken here.
-      host: the host pool, likewise.
-    """
-    self._copies = fragment_copies.FragmentCopies(page_layout, backend, pools, host)
+  def __init__(self, copies: fragment_copies.FragmentCopies) -> None:
+    """Makes a stream and an event a layer for copies between pools that never move."""
+    self._copies = copies
     self._side = cuda_copies.SideStream()
     self._runtime = cuda_copies.cuda_module("cuda.bindings.runtime")
-    self._events = [self._call("cudaEventCreateWithFlags", _NO_TIMING)[0] for _ in pools]
+    self._events = [
+      self._call("cudaEventCreateWithFlags", _NO_TIMING)[0] for _ in range(copies.layers)
+    ]
     self._actions: queue.SimpleQueue[Callable[[int], None]] = queue.SimpleQueue()
     self._program = jax.jit(self._gated, donate_argnums=0)
     jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -57,7 +46,7 @@ class GatedLoads:
 
     def submit() -> None:
       try:
-        layers = self._copies.layers(host_slots, device_slots, to_device=True)
+        layers = self._copies.by_layer(host_slots, device_slots, to_device=True)
         for layer, copies in enumerate(layers):
           self._copies.submit(copies, self._side.stream)
           self._call("cudaEventRecord", self._events[layer], self._side.stream)

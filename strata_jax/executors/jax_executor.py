@@ -13,6 +13,7 @@ from strata_jax import sampling as sampling_lib
 from strata_jax.executors import buckets as buckets_lib
 from strata_jax.executors import (
   choices,
+  fragment_copies,
   gated_loads,
   layer_stack,
   load_shares,
@@ -22,6 +23,7 @@ from strata_jax.executors import (
   programs,
   protocol,
   side_copies,
+  staged_loads,
   storage_io,
   watcher,
 )
@@ -124,8 +126,14 @@ class JaxExecutor:
     self._gated: gated_loads.GatedLoads | None = None
     by_layer = choices.layer_loads(io, page_layout, on_gpu)
     if self._by_layer and by_layer in gated_loads.BACKENDS and self._host is not None:
-      self._gated = gated_loads.GatedLoads(page_layout, by_layer, self._device, self._host)
+      self._gated = gated_loads.GatedLoads(self._fragments(by_layer, self._host))
     aside = choices.loads_aside(io, page_layout, on_gpu)
+    self._staged: staged_loads.StagedLoads | None = None
+    if aside == choices.STAGED and self._host is not None:
+      self._staged = staged_loads.StagedLoads(
+        page_layout, self._host, self._target, table_pages=buckets.table_pages
+      )
+      aside = None
     self._side_loads = self._side_copies(aside, to_device=True)
     aside = choices.backups_aside(store_io or io, page_layout, on_gpu)
     self._side_backups = self._side_copies(aside, to_device=False)
@@ -267,7 +275,26 @@ class JaxExecutor:
     Raises:
       RuntimeError: nothing is under way and there is no time limit: it would wait for ever.
     """
-    return self._watcher.wait(None if until_s is None else max(until_s - self.now_s(), 0.0))
+    while True:
+      timeout_s = None if until_s is None else max(until_s - self.now_s(), 0.0)
+      waited = self._watcher.wait(timeout_s)
+      events: list[protocol.Event] = []
+      for event in waited:
+        if not isinstance(event, watcher.Internal):
+          events.append(event)
+        elif (done := self._arrived(event)) is not None:
+          events.append(done)
+      if events or not waited:
+        return events
+
+  def _arrived(self, part: watcher.Internal) -> protocol.LoadDone | None:
+    """Launches the second half of a part of a parked load."""
+    assert isinstance(part, staged_loads.Arrived)
+    assert self._staged is not None
+    with self._compilations, jax.transfer_guard("disallow"):
+      self._device = self._staged.spread(part, self._device)
+    done = protocol.LoadDone(part.transfer_id, part.at_s - self._origin_s)
+    return done if part.is_last else None
 
   def _rides(self, work: protocol.StepWork) -> bool:
     """Whether the loads of a step are launched layer by layer, with its compute."""
@@ -280,12 +307,17 @@ class JaxExecutor:
 
     Pages that a backup under way evicts may be those of a load: then it waits its turn.
     """
-    if self._side_loads is None or self._evicting:
+    if (self._side_loads is None and self._staged is None) or self._evicting:
       return work.loads
     parked = set(work.parked_loads)
     for load in work.loads:
-      if load.transfer_id in parked:
+      if load.transfer_id not in parked:
+        continue
+      if self._side_loads is not None:
         self._start_aside(self._side_loads, load)
+      elif self._staged is not None:
+        self._watcher.expect(self._staged.parts(len(load.host_slots)))
+        self._staged.start(load.transfer_id, load.host_slots, load.device_slots, self._watcher.post)
     return tuple(load for load in work.loads if load.transfer_id not in parked)
 
   def _launch_backup(self, work: protocol.BackupWork) -> None:
@@ -510,13 +542,18 @@ class JaxExecutor:
   def _side_copies(self, backend: str | None, *, to_device: bool) -> side_copies.SideCopies | None:
     if backend is None or self._host is None:
       return None
-    layout_ = self._config.page_layout(self._page_size)
-    return side_copies.SideCopies(layout_, backend, self._device, self._host, to_device=to_device)
+    return side_copies.SideCopies(self._fragments(backend, self._host), to_device=to_device)
+
+  def _fragments(self, backend: str, host: io_backend.HostPool) -> fragment_copies.FragmentCopies:
+    page_layout = self._config.page_layout(self._page_size)
+    return fragment_copies.FragmentCopies(page_layout, backend, self._device, host)
 
   def _warmup_jobs(self) -> Iterator[tuple[str, Callable[[], Any]]]:
     for rows, chunk in self._buckets.shapes:
       yield f"{rows} x {chunk} tokens", lambda rows=rows, chunk=chunk: self._warm_shape(rows, chunk)
     if self._host is not None:
+      if self._staged is not None:
+        yield "parked loads", lambda: self._warm_staged()
       for pages in self._buckets.transfer_pages:
         yield f"moves of {pages} pages", lambda pages=pages: self._warm_transfer(pages)
 
@@ -533,6 +570,11 @@ class JaxExecutor:
   def _no_pages(self) -> layer_stack.LoadLists:
     slots, count = self._put((np.zeros(self._buckets.table_pages, np.int32), np.int32(0)))
     return count, slots, slots
+
+  def _warm_staged(self) -> jax.Array:
+    assert self._staged is not None
+    self._device = self._staged.warm(self._device)
+    return programs.marker(self._device[-1])
 
   def _warm_transfer(self, pages: int) -> jax.Array:
     self._device, self._host = self._mover.warm(self._device, self._need_host(), pages)

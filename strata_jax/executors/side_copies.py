@@ -2,8 +2,9 @@
 
 That is right for two kinds. A backup's pages were written by steps that are over, and nothing
 writes them before it is done. A parked load's pages are read by nobody before it is done, and
-nobody has them otherwise. So their copies need no order with the compute: they run on a stream of
-their own. A thread submits them and waits for them.
+nobody has them otherwise (`staged_loads` is the faster way for those, this one copies fragments as
+published systems do). So their copies need no order with the compute: they run on a stream of their
+own. A thread submits them and waits for them.
 """
 
 import queue
@@ -12,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from strata_jax.executors import fragment_copies, workers
-from strata_jax.tiers import cuda_copies, io_backend, layout
+from strata_jax.tiers import cuda_copies
 
 # Smaller fragments are faster by the kernel, even though it takes turns with the compute.
 SMALLEST_FRAGMENT_BYTES = 32 << 10
@@ -24,17 +25,8 @@ Done = Callable[[BaseException | None], None]
 class SideCopies:
   """Copies pages between the pools in one direction, one transfer after the other."""
 
-  def __init__(
-    self,
-    page_layout: layout.PageLayout,
-    backend: str,
-    pools: io_backend.DevicePool,
-    host: io_backend.HostPool,
-    *,
-    to_device: bool,
-  ) -> None:
-    """Makes a stream and a thread; see `fragment_copies.FragmentCopies` for the arguments."""
-    copies = fragment_copies.FragmentCopies(page_layout, backend, pools, host)
+  def __init__(self, copies: fragment_copies.FragmentCopies, *, to_device: bool) -> None:
+    """Makes a stream and a thread."""
     side = cuda_copies.SideStream()
     jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
     self._jobs = jobs
@@ -58,7 +50,7 @@ def _work(
     host_slots, device_slots, done = job
     error: BaseException | None = None
     try:
-      for layer in copies.layers(host_slots, device_slots, to_device=to_device):
+      for layer in copies.by_layer(host_slots, device_slots, to_device=to_device):
         copies.submit(layer, side.stream)
       side.synchronize()
     except BaseException as found:  # whoever waits for the transfer must hear of it

@@ -10,7 +10,12 @@ from typing import NamedTuple
 
 from strata_jax.executors import protocol, workers
 
-Events = list[protocol.Event]
+
+class Internal:
+  """Something that the executor has to do itself, in the thread that waits."""
+
+
+Events = list[protocol.Event | Internal]
 
 
 class _Point(NamedTuple):
@@ -26,7 +31,7 @@ class Watcher:
 
   def __init__(self) -> None:
     self._points: queue.SimpleQueue[_Point | None] = queue.SimpleQueue()
-    self._events: queue.SimpleQueue[protocol.Event | BaseException] = queue.SimpleQueue()
+    self._events: queue.SimpleQueue[protocol.Event | Internal | BaseException] = queue.SimpleQueue()
     self._expected = 0
     self._error: BaseException | None = None
     workers.start(self, _watch, self._points, self._events)
@@ -46,7 +51,7 @@ class Watcher:
     """So many events will come by `post`."""
     self._expected += events
 
-  def post(self, event: protocol.Event | BaseException) -> None:
+  def post(self, event: protocol.Event | Internal | BaseException) -> None:
     """Takes an event from any thread, beside the points, or an error that `wait` is to raise."""
     self._events.put(event)
 
@@ -68,7 +73,7 @@ class Watcher:
     except queue.Empty:
       return events
 
-  def _take(self, item: protocol.Event | BaseException, events: Events) -> None:
+  def _take(self, item: protocol.Event | Internal | BaseException, events: Events) -> None:
     if isinstance(item, BaseException):
       self._error = item
       raise item
@@ -78,7 +83,7 @@ class Watcher:
 
 def _watch(
   points: "queue.SimpleQueue[_Point | None]",
-  events: "queue.SimpleQueue[protocol.Event | BaseException]",
+  events: "queue.SimpleQueue[protocol.Event | Internal | BaseException]",
 ) -> None:
   while (point := points.get()) is not None:
     try:

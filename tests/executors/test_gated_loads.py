@@ -6,11 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from strata_jax.executors import gated_loads
+from strata_jax.executors import fragment_copies, gated_loads
 from strata_jax.tiers import cuda_copies, device, host, layout
 from tests.tiers import cpu_driver
 
 LAYOUT = layout.PageLayout(num_layers=3, page_size=4, kv_heads=2, head_dim=8, dtype="bfloat16")
+
+
+def make(backend, pools, host_pool):
+  copies = fragment_copies.FragmentCopies(LAYOUT, backend, pools, host_pool)
+  return gated_loads.GatedLoads(copies)
 
 
 class Runtime:
@@ -48,7 +53,7 @@ def test_every_layer_waits_for_its_own_copies(runtime, backend):
   rng = np.random.default_rng(0)
   memory = host.page_bytes(host_pool)
   memory[:] = rng.integers(0, 100, memory.shape)
-  gated = gated_loads.GatedLoads(LAYOUT, backend, pools, host_pool)
+  gated = make(backend, pools, host_pool)
   at = device.buffer_pointers(pools)
   warmed, *others = pools
   pools = (gated.warm(warmed), *others)
@@ -76,7 +81,7 @@ def test_every_layer_waits_for_its_own_copies(runtime, backend):
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="copies by the CPU")
 def test_copies_are_submitted_while_the_first_layer_is_held_up(runtime):
   pools, host_pool = device.make_device_pool(LAYOUT, 9), host.make_host_pool(LAYOUT, 7)
-  gated = gated_loads.GatedLoads(LAYOUT, "copy_engine", pools, host_pool)
+  gated = make("copy_engine", pools, host_pool)
   gate = gated.begin(np.array([1], np.int32), np.array([2], np.int32))
   jax.block_until_ready(gate(0, pools[0]))
   deadline = time.monotonic() + 10
@@ -90,7 +95,7 @@ def test_copies_are_submitted_while_the_first_layer_is_held_up(runtime):
 def test_a_copy_that_is_refused_is_raised_where_it_is_waited_for(runtime, monkeypatch):
   monkeypatch.setattr(Runtime, "cudaEventRecord", lambda self, event, stream: (700,))
   pools, host_pool = device.make_device_pool(LAYOUT, 9), host.make_host_pool(LAYOUT, 7)
-  gated = gated_loads.GatedLoads(LAYOUT, "copy_engine", pools, host_pool)
+  gated = make("copy_engine", pools, host_pool)
   gate = gated.begin(np.array([1], np.int32), np.array([2], np.int32))
   with pytest.raises(jax.errors.JaxRuntimeError, match="cudaEventRecord: CUDA error 700"):
     jax.block_until_ready(gate(0, pools[0]))
@@ -102,4 +107,4 @@ def test_an_error_of_cuda_is_raised(runtime, monkeypatch):
   monkeypatch.setattr(Runtime, "cudaEventCreateWithFlags", lambda self, flags: (700, None))
   pools, host_pool = device.make_device_pool(LAYOUT, 2), host.make_host_pool(LAYOUT, 2)
   with pytest.raises(RuntimeError, match="cudaEventCreateWithFlags: CUDA error 700"):
-    gated_loads.GatedLoads(LAYOUT, "copy_engine", pools, host_pool)
+    make("copy_engine", pools, host_pool)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from strata_jax import config as config_lib
-from strata_jax.executors import choices, protocol, side_copies
+from strata_jax.executors import choices, fragment_copies, protocol, side_copies
 from strata_jax.tiers import cuda_copies, device, host, layout
 from tests.executors import test_overlap
 from tests.tiers import cpu_driver
@@ -26,7 +26,8 @@ def test_pages_arrive_and_their_neighbours_stay(monkeypatch, backend):
   )
   host_pool = host.make_host_pool(LAYOUT, 7)
   host.page_bytes(host_pool)[:] = 7
-  backups = side_copies.SideCopies(LAYOUT, backend, pools, host_pool, to_device=False)
+  copies = fragment_copies.FragmentCopies(LAYOUT, backend, pools, host_pool)
+  backups = side_copies.SideCopies(copies, to_device=False)
   ends = []
   over = threading.Semaphore(0)
 
@@ -194,8 +195,9 @@ def test_how_loads_run_beside_compute():
   assert choose(choices.layer_loads, "auto", 16) == "kernel"
   assert choose(choices.layer_loads, "kernel", 32) == "kernel"
   assert choose(choices.layer_loads, "auto", 32, on_gpu=False) == "auto"
-  assert choose(choices.loads_aside, "auto", 32) == "copy_engine"
-  assert choose(choices.loads_aside, "auto", 16) is None
+  assert choose(choices.loads_aside, "auto", 32) == choices.STAGED
+  assert choose(choices.loads_aside, "auto", 2) == choices.STAGED  # pages of 256 KiB
+  assert choose(choices.loads_aside, "auto", 1) is None
   assert choose(choices.loads_aside, "memcpy_async", 1) == "memcpy_async"
   assert choose(choices.loads_aside, "kernel", 32) is None
   assert choose(choices.loads_aside, "copy_engine", 32, on_gpu=False) is None

@@ -1,0 +1,120 @@
+"""Parked loads through buffers: bytes, order, buffers that are not free, errors."""
+
+import queue
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from strata_jax.executors import choices, protocol, staged_loads
+from strata_jax.tiers import cuda_copies, device, host, layout
+from tests.executors import test_overlap
+from tests.tiers import cpu_driver
+
+LAYOUT = layout.PageLayout(num_layers=3, page_size=4, kv_heads=2, head_dim=8, dtype="bfloat16")
+pytestmark = pytest.mark.skipif(jax.default_backend() == "gpu", reason="copies by the CPU")
+
+
+@pytest.fixture(autouse=True)
+def _driver(monkeypatch):
+  cpu_driver.install(monkeypatch)
+  monkeypatch.setattr(choices, "loads_aside", lambda *args: choices.STAGED)
+
+
+def random_host(pages):
+  host_pool = host.make_host_pool(LAYOUT, pages)
+  memory = host.page_bytes(host_pool)
+  memory[:] = np.random.default_rng(0).integers(0, 100, memory.shape)
+  return host_pool
+
+
+@pytest.mark.parametrize("buffer_pages", [1, 2, 8])
+def test_loads_of_any_length_arrive_and_their_neighbours_stay(monkeypatch, buffer_pages):
+  monkeypatch.setattr(staged_loads, "BUFFER_BYTES", buffer_pages * LAYOUT.page_bytes)
+  host_pool, pools = random_host(20), device.make_device_pool(LAYOUT, 24)
+  loads = staged_loads.StagedLoads(LAYOUT, host_pool, jax.devices()[0], table_pages=20)
+  pools = loads.warm(pools)
+  posts: queue.SimpleQueue = queue.SimpleQueue()
+  lists = [([19, 3, 7, 0, 11], [0, 23, 5, 2, 9]), ([1], [4]), (range(13), range(10, 23))]
+  ends = []
+  for transfer_id, (host_slots, device_slots) in enumerate(lists):
+    loads.start(transfer_id, np.array(host_slots), np.array(device_slots), posts.put)
+  for _ in range(sum(loads.parts(len(slots)) for slots, _ in lists)):
+    part = posts.get(timeout=10)
+    pools = loads.spread(part, pools)
+    ends += [part.transfer_id] * part.is_last
+  assert ends == [0, 1, 2]
+  written = {}
+  for host_slots, device_slots in lists:
+    written |= dict(zip(device_slots, host_slots, strict=True))
+  got = device.read_pages(pools, np.arange(24)).view(np.uint8)
+  want = np.zeros_like(got)
+  want[list(written)] = host.read_pages(host_pool, np.array(list(written.values()))).view(np.uint8)
+  np.testing.assert_array_equal(got, want)
+
+
+def test_a_buffer_is_not_written_before_it_was_emptied(monkeypatch):
+  monkeypatch.setattr(staged_loads, "BUFFER_BYTES", LAYOUT.page_bytes)
+  host_pool, pools = random_host(20), device.make_device_pool(LAYOUT, 24)
+  loads = staged_loads.StagedLoads(LAYOUT, host_pool, jax.devices()[0], table_pages=20)
+  posts: queue.SimpleQueue = queue.SimpleQueue()
+  pages = staged_loads.BUFFERS + 2
+  loads.start(0, np.arange(pages), np.arange(pages), posts.put)
+  parts = [posts.get(timeout=10) for _ in range(staged_loads.BUFFERS)]
+  with pytest.raises(queue.Empty):
+    posts.get(timeout=0.1)  # all buffers are full
+  for part in parts:
+    pools = loads.spread(part, pools)
+  for _ in range(2):
+    pools = loads.spread(posts.get(timeout=10), pools)
+  np.testing.assert_array_equal(
+    device.read_pages(pools, np.arange(pages)).view(np.uint8),
+    host.read_pages(host_pool, np.arange(pages)).view(np.uint8),
+  )
+
+
+@pytest.mark.parametrize("buffer_pages", [3, 100])
+def test_an_executor_parks_by_them(monkeypatch, buffer_pages):
+  drive = test_overlap.make_driver("whole")
+  kept = test_overlap.fill_host(drive)
+  monkeypatch.setattr(
+    staged_loads,
+    "BUFFER_BYTES",
+    buffer_pages * drive.executor.host_pool.nbytes // test_overlap.HOST_PAGES,
+  )
+  may_copy = threading.Event()
+
+  def slow(copies, stream):
+    assert may_copy.wait(10)
+    cpu_driver.copy(copies, stream)
+
+  monkeypatch.setattr(cuda_copies, "submit_batch", slow)
+  drive = test_overlap.make_driver("whole", pools=drive.executor.take_pools())
+  drive.executor.warmup()
+  drive.executor.register(0, protocol.SamplingParams(), None)
+  parked = drive.load_work(kept[1], np.arange(40, 40 + len(kept[1])), transfer_id=5)
+  work = test_overlap.prefill_work(0, test_overlap.prompts()[0], 0, np.arange(20))
+  (done,) = drive.step(loads=(parked,), parked_loads=(5,), prefills=(work,))
+  assert isinstance(done, protocol.StepDone)  # though the load has not begun
+  assert drive.executor.wait(drive.executor.now_s() + 0.05) == []
+  may_copy.set()
+  (loaded,) = drive.executor.wait(None)
+  assert loaded == protocol.LoadDone(5, loaded.at_s)
+  assert done.at_s < loaded.at_s <= drive.executor.now_s()
+  arrived = device.read_pages(drive.executor.device_pool, np.arange(40, 40 + len(kept[1])))
+  np.testing.assert_array_equal(arrived, host.read_pages(drive.executor.host_pool, kept[1]))
+  assert drive.executor.recompiles == 0
+
+
+def test_an_error_of_the_driver_reaches_who_waits(monkeypatch):
+  drive = test_overlap.make_driver("whole")
+
+  def fail(copies, stream):
+    raise RuntimeError("cudaMemcpyBatchAsync: CUDA error 700")
+
+  monkeypatch.setattr(cuda_copies, "submit_batch", fail)
+  load = drive.load_work(np.arange(4), np.arange(4), transfer_id=5)
+  drive.executor.launch(protocol.StepWork(step_id=1, loads=(load,), parked_loads=(5,)))
+  with pytest.raises(RuntimeError, match="CUDA error 700"):
+    drive.executor.wait(None)
