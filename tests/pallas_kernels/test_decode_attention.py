@@ -18,6 +18,7 @@ from strata_jax.pallas_kernels.decode_attention import (
   bench,
   merge,
   mosaic_gpu,
+  mosaic_merge,
   reference,
   tiles,
 )
@@ -94,6 +95,25 @@ def test_merged_parts_are_the_whole_and_unused_ones_may_be_anything():
     np.testing.assert_allclose(got[1][row], np.log(weights.sum(-1)), atol=1e-5)
   assert not np.asarray(got[0][2]).any()
   assert (np.asarray(got[1][2]) == merge.NOTHING).all()
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(2, 128), slow(3, 64)])
+def test_interpreted_merge_is_that_in_jnp(heads, head_dim):
+  """More parts than the warpgroups read at once; of one row none, whatever stands there."""
+  rng = np.random.default_rng(2)
+  out = rng.standard_normal((4, 40, 8, head_dim), np.float32)
+  lse = 3 * rng.standard_normal((4, 40, 8), np.float32)
+  counts, tokens = np.array([40, 7, 9, 1], np.int32), np.array([5, 5, 0, 9], np.int32)
+  for row, count in enumerate(counts):
+    out[row, count:] = lse[row, count:] = np.nan
+  out, lse, counts, tokens = map(jnp.asarray, (out, lse, counts, tokens))
+  how = {"heads": heads, "dtype": jnp.float32, "interpret": INTERPRET}
+  got = mosaic_merge.merge_parts(out, lse, counts, tokens, **how)
+  assert not moves.races_found()
+  used = jnp.where(tokens > 0, counts, 0)
+  want = merge.merge_parts(out[:, :, :heads], lse[:, :, :heads], used)
+  for one, other in zip(got, want, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +194,8 @@ def test_interpreted_kernel_is_the_reference(heads, kv_heads, page_size, tokens,
     *operands, tile=tile, stages=2, blocks=blocks, parts=parts, interpret=INTERPRET
   )
   assert not moves.races_found()
-  counts = jnp.where(operands[-1] > 0, counts, 0)
-  got = merge.merge_parts(out[:, :, :heads], lse[:, :, :heads], counts)
+  used = jnp.where(operands[-1] > 0, counts, 0)
+  got = merge.merge_parts(out[:, :, :heads], lse[:, :, :heads], used)
   _assert_close(got, reference.attend(*operands))
 
 
@@ -279,6 +299,7 @@ def test_operands_that_do_not_fit_are_refused():
     ("tile_rows", 96, "one of 64, 128, 192, 256"),
     ("stages", 0, "an integer >= 1"),
     ("part_factor", 0, "an integer >= 1"),
+    ("merge_kernel", None, "one of False, True"),
   ],
 )
 def test_config_out_of_range_is_refused(field, value, wanted):

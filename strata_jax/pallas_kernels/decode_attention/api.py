@@ -7,7 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from strata_jax import validation
-from strata_jax.pallas_kernels.decode_attention import merge, mosaic_gpu, reference, tiles
+from strata_jax.pallas_kernels.decode_attention import (
+  merge,
+  mosaic_gpu,
+  mosaic_merge,
+  reference,
+  tiles,
+)
 
 Implementation = Literal["mosaic_gpu", "reference"]
 _SHARED_MEMORY_BYTES = 226 << 10  # of a thread block on Hopper, less what the compiler takes
@@ -25,18 +31,22 @@ class DecodeAttentionConfig:
       blocks fill the shared memory of an SM.
     part_factor: how many times as many blocks may share a row as if all rows were valid. Up to
       that part of padding the device stays full.
+    merge_kernel: whether parts of a row are merged by a kernel that reads only what a row has, or
+      by XLA, which takes several launches and reads room for all.
   """
 
   blocks: int = 264
   tile_rows: int = 64
   stages: int = 3
   part_factor: int = 3
+  merge_kernel: bool = True
 
   def __post_init__(self) -> None:
     validation.check_int(self, "blocks", minimum=1, maximum=4096)
     validation.check_choice(self, "tile_rows", (64, 128, 192, 256))
     validation.check_int(self, "stages", minimum=1, maximum=16)
     validation.check_int(self, "part_factor", minimum=1, maximum=4096)
+    validation.check_choice(self, "merge_kernel", (False, True))
 
 
 def decode_attention(
@@ -111,6 +121,8 @@ def _attend(
     blocks=config.blocks,
     parts=tiles.most_parts(len(q), config.blocks, config.part_factor),
   )
+  if config.merge_kernel:
+    return mosaic_merge.merge_parts(out, lse, counts, tokens, heads=heads, dtype=q.dtype)
   counts = jax.lax.select(tokens > 0, counts, jnp.zeros_like(counts))
   return merge.merge_parts(out[:, :, :heads], lse[:, :, :heads], counts)
 

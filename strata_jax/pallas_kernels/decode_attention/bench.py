@@ -30,6 +30,7 @@ CONFIGS = (
   api.DecodeAttentionConfig(blocks=132, tile_rows=128, stages=3),
   api.DecodeAttentionConfig(blocks=528),
   api.DecodeAttentionConfig(part_factor=1),
+  api.DecodeAttentionConfig(merge_kernel=False),
 )
 _CALLS = 8  # in one program, as of so many layers: starting a program takes as long as a small call
 
@@ -82,7 +83,7 @@ def kernel(
 
 def name_of(config: api.DecodeAttentionConfig) -> str:
   """Its fields in one word."""
-  return "-".join(str(value) for value in dataclasses.astuple(config))
+  return "-".join(str(int(value)) for value in dataclasses.astuple(config))
 
 
 def sweep(
