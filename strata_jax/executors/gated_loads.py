@@ -17,6 +17,7 @@ from jax.experimental import buffer_callback
 from strata_jax.executors import fragment_copies, workers
 from strata_jax.tiers import cuda_copies
 
+_TIMING = 0  # cudaEventDefault
 _NO_TIMING = 2  # cudaEventDisableTiming
 BACKENDS = fragment_copies.BACKENDS
 
@@ -31,9 +32,11 @@ class GatedLoads:
     self._copies = copies
     self._side = cuda_copies.SideStream()
     self._runtime = cuda_copies.cuda_module("cuda.bindings.runtime")
-    self._events = [
-      self._call("cudaEventCreateWithFlags", _NO_TIMING)[0] for _ in range(copies.layers)
+    events = lambda flags: [
+      self._call("cudaEventCreateWithFlags", flags)[0] for _ in range(copies.layers)
     ]
+    self._events = events(_NO_TIMING)
+    self._reached, self._passed = events(_TIMING), events(_TIMING)
     self._actions: queue.SimpleQueue[Callable[[int], None]] = queue.SimpleQueue()
     self._program = jax.jit(self._gated, donate_argnums=0)
     jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -55,6 +58,7 @@ class GatedLoads:
         submitted.put(error)
 
     def act(layer: int, stream: int) -> None:
+      self._call("cudaEventRecord", self._reached[layer], stream)
       if layer == 0:  # the pages that are written may still be read, those read just be written
         self._side.wait_for(stream)
         self._jobs.put(submit)
@@ -63,12 +67,18 @@ class GatedLoads:
         submitted.put(error)  # for the layers that follow, whose copies nobody submits
         raise error
       self._call("cudaStreamWaitEvent", stream, self._events[layer], 0)
+      self._call("cudaEventRecord", self._passed[layer], stream)
 
     def gate(layer: int, pool: jax.Array) -> jax.Array:
       self._actions.put(lambda stream: act(layer, stream))
       return self._program(pool)
 
     return gate
+
+  def stalled_s(self) -> float:
+    """How long the compute stood at the gates of the last load, once it has passed them all."""
+    pairs = zip(self._reached, self._passed, strict=True)
+    return sum(self._call("cudaEventElapsedTime", *pair)[0] for pair in pairs) / 1e3
 
   def warm(self, pool: jax.Array) -> jax.Array:
     """Compiles the gate; the pool is donated."""

@@ -55,7 +55,8 @@ class JaxExecutor:
   `layer`: the pages of all loads of a step are loaded layer by layer, those of layer l + 1 beside
   the compute of layer l, each batch of the step with a share of the pages beside it; without
   prefills each decode step takes a share along. Copies by the driver (see `gated_loads`) run
-  beside prefills alone. The first layer's load is not hidden; it alone counts as stall then.
+  beside prefills alone; how long the compute stood at their gates counts as stall. With kernels the
+  first layer's load, which is not hidden, counts alone.
   Backups and parked loads by the driver's copies run beside all of it (see `side_copies`).
 
   Shapes are padded to `buckets`. `warmup` compiles all programs; afterwards `recompiles` counts
@@ -451,6 +452,7 @@ class JaxExecutor:
     if self._gated is not None:
       share, _ = load_shares.cut(loads, [1], sum(len(load.host_slots) for load in loads))
       gate = self._gated.begin(*share)
+      step.stalled_s = self._gated.stalled_s
       xs, self._device = self._stack.run(self._device, batches, gate=gate, reached=reached)
       return xs
     host, largest = self._need_host(), self._buckets.table_pages

@@ -28,6 +28,8 @@ class RunningStep:
   near_tie: float
   block: Callable[[], object] = lambda: None  # returns when what was launched last is done
   stall_end_s: float = 0.0  # when its loads let the compute begin
+  # Seconds that its compute waited for loads, where that can be measured once all is done.
+  stalled_s: Callable[[], float] | None = None
   prefill_end_s: float = 0.0
   _results: collections.deque[_Result] = dataclasses.field(default_factory=collections.deque)
   _tokens: dict[int, list[int]] = dataclasses.field(default_factory=dict)
@@ -56,7 +58,10 @@ class RunningStep:
   def done(self, at_s: float) -> protocol.StepDone:
     """The event of the step, all of which is done; `at_s` is the time."""
     self.take(self.results)
-    stalled = max(self.stall_end_s - self.started_s, 0.0)
+    if self.stalled_s is not None:
+      stalled = self.stalled_s()
+    else:
+      stalled = max(self.stall_end_s - self.started_s, 0.0)
     prefill_s = max(self.prefill_end_s - self.started_s, 0.0)
     return protocol.StepDone(
       step_id=self.step_id,

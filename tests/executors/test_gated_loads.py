@@ -19,19 +19,25 @@ def make(backend, pools, host_pool):
 
 
 class Runtime:
-  """Notes what is called; events are numbers."""
+  """Notes what is called; events are numbers, those of the copies first."""
 
   def __init__(self):
     self.calls = []
     self.events = 0
+    self.times_s = {}
 
   def cudaEventCreateWithFlags(self, flags):
     self.events += 1
     return 0, self.events - 1
 
   def cudaEventRecord(self, event, stream):
-    self.calls.append(("record", event))
+    self.times_s[event] = time.perf_counter()
+    if event < LAYOUT.num_layers:
+      self.calls.append(("record", event))
     return (0,)
+
+  def cudaEventElapsedTime(self, start, end):
+    return 0, (self.times_s[end] - self.times_s[start]) * 1e3
 
   def cudaStreamWaitEvent(self, stream, event, flags):
     self.calls.append(("wait", event))
@@ -89,6 +95,29 @@ def test_copies_are_submitted_while_the_first_layer_is_held_up(runtime):
     time.sleep(0.001)
   assert ("record", 2) in runtime.calls  # layers 1 and 2 were not asked for yet
   assert ("wait", 1) not in runtime.calls
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="copies by the CPU")
+@pytest.mark.parametrize("late", [False, True])
+def test_standing_at_gates_is_measured(runtime, monkeypatch, late):
+  def slow(copies, stream):
+    time.sleep(0.05)
+    cpu_driver.copy(copies, stream)
+
+  monkeypatch.setattr(cuda_copies, "submit_batch", slow)
+  pools, host_pool = device.make_device_pool(LAYOUT, 9), host.make_host_pool(LAYOUT, 7)
+  gated = make("copy_engine", pools, host_pool)
+  gated.warm(device.make_device_pool(LAYOUT, 9)[0])
+  gate = gated.begin(np.array([1], np.int32), np.array([2], np.int32))
+  started_s = time.perf_counter()
+  for layer, pool in enumerate(pools):
+    jax.block_until_ready(gate(layer, pool))
+    if late:  # the compute of the layer takes longer than all copies
+      time.sleep(0.2)
+  if late:  # at the first gate alone
+    assert 0.05 <= gated.stalled_s() < 0.15
+  else:
+    assert 0.15 <= gated.stalled_s() <= time.perf_counter() - started_s
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="copies by the CPU")

@@ -34,3 +34,8 @@ def test_times():
   assert (done.step_id, done.started_s, done.at_s, done.prefill_end_s) == (3, 1.0, 4.0, 3.0)
   assert (done.stall_s, done.compute_s) == pytest.approx((0.5, 1.5))
   assert done.tokens == {}
+
+
+def test_waiting_that_was_measured_counts_instead_of_the_first_layer():
+  done = make(stall_end_s=1.1, prefill_end_s=3.0, stalled_s=lambda: 0.75).done(4.0)
+  assert (done.stall_s, done.compute_s) == pytest.approx((0.75, 1.25))
