@@ -51,6 +51,7 @@ def attend(
     nor is the number of a row without tokens.
   """
   (batch, heads, head_dim), group = q.shape, q.shape[1] // tile.kv_heads
+  scale = head_dim**-0.5 * _LOG2_E  # of the scores, whose powers are of 2
   padding = -heads % 8  # a copy has whole tiles of 8 rows
   q = lax.pad(q, jnp.zeros((), q.dtype), ((0, 0, 0), (0, padding, 0), (0, 0, 0)))
 
@@ -147,10 +148,11 @@ def attend(
         scores = _multiply(q_smem, k_smem.at[slot].transpose((1, 0)))
         refill(_KEYS)
         mask = own_head if valid_rows is None else own_head & (rows_axis < valid_rows)
-        scores = jnp.where(mask, scores * (head_dim**-0.5 * _LOG2_E), -jnp.inf)
-        higher = lax.max(high, scores.max(axis=1))
+        scores = jnp.where(mask, scores, -jnp.inf)
+        higher = lax.max(high, scores.max(axis=1) * scale)
         fade = jnp.exp2(high - higher)
-        weights = jnp.exp2(scores - lax.broadcast_in_dim(higher, scores.shape, [0]))
+        # One multiply-add each: so the scores are scaled here, not before their maximum.
+        weights = jnp.exp2(scores * scale - lax.broadcast_in_dim(higher, scores.shape, [0]))
 
         plgpu.barrier_wait(v_ready.at[slot])
         if valid_rows is not None:
