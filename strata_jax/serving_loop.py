@@ -218,7 +218,8 @@ class _Run:
     work = self.controller.flush(self._now_s())
     if work is None:
       return True
-    self._launch(work, self._now_s())
+    self.executor.launch(work)
+    self._launched(work, self._now_s())
     return False
 
   # Plans.
@@ -235,12 +236,14 @@ class _Run:
     wake_at_s = plan.wake_at_s
     self.wake_at_s = wake_at_s if wake_at_s is not None and now_s < wake_at_s < math.inf else None
     applied = self.controller.apply(plan, now_s)
-    self._note(plan, applied, now_s)
     work = applied.work
     if work is None:
       work = self.controller.flush(now_s)
     if work is not None:
-      self._launch(work, now_s, view, plan, applied)
+      self.executor.launch(work)  # before all that is only written down: the device waits for it
+    self._note(plan, applied, now_s)
+    if work is not None:
+      self._launched(work, now_s, view, plan, applied)
     if work is not None and (work.computes or work.loads):
       self.idle_rounds = 0
       return
@@ -281,7 +284,7 @@ class _Run:
     for refused in applied.refused:
       self._end(self.records[refused.request_id], "refused", refused.reason, now_s)
 
-  def _launch(
+  def _launched(
     self,
     work: StepWork,
     now_s: float,
@@ -289,6 +292,7 @@ class _Run:
     plan: StepPlan | None = None,
     applied: Applied | None = None,
   ) -> None:
+    """Writes down what was launched, before any event of it is taken in."""
     self.transfers.update(load.transfer_id for load in work.loads)
     self.transfers.update(backup.transfer_id for backup in work.backups)
     for load in work.loads:
@@ -339,7 +343,6 @@ class _Run:
       self.under = _Under(work, row, first_tokens)
     else:
       self.result.steps.append(row)
-    self.executor.launch(work)
 
   def _deadlock(self, now_s: float) -> None:
     """Nothing is under way and nothing will come: whoever is left is refused."""

@@ -7,6 +7,8 @@ not made by evicting the hit of another.
 import dataclasses
 from collections.abc import Iterable
 
+import numpy as np
+
 from strata_jax.controller.publishing import count_access, path_below, take_over, use_node
 from strata_jax.controller.request_state import RequestState
 from strata_jax.controller.results import Admission
@@ -126,8 +128,8 @@ def admit(tiers: CacheTiers, pinned: Pinned) -> Outcome | None:
     load = tiers.load(missing, slots[:load_pages], state.request_id)
   state.reserve_pages(total)
   state.page_count = first
-  for node in hit:
-    state.use_shared(node.start // page_size, node.slots[DEVICE])
+  if hit:  # without a gap, up to `start`
+    state.pages[:first] = np.concatenate([node.slots[DEVICE] for node in hit])
   state.add_own(slots[load_pages:])
   state.context_tokens = start
   state.leaf = hit[-1] if hit else state.root
