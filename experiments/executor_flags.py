@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from strata_jax import validation
+from strata_jax import attention, validation
 from strata_jax.config import CacheConfig, ModelConfig, ServingConfig
 from strata_jax.executors import buckets
 from strata_jax.executors.jax_executor import JaxExecutor
@@ -20,10 +20,14 @@ class ExecutorConfig:
   piece_tokens: int = 512  # tokens of the largest piece that a prefill is cut into
   prefill_rows: int = 1  # pieces of different prefills that are computed together, at most
   layers_per_program: int = 1  # layers in one program where nothing is loaded beside
+  attention: str = "auto"  # implementation by name; auto: the fastest that can be
   row_factor: int = 4  # between the numbers of rows that batches are padded to
 
   def __post_init__(self) -> None:
+    validation.check_choice(self, "attention", ("auto", *attention.IMPLEMENTATIONS))
     for field in dataclasses.fields(self):
+      if field.type is not int:
+        continue
       minimum = 2 if field.name == "row_factor" else 1
       validation.check_int(self, field.name, minimum=minimum)
 
@@ -107,6 +111,7 @@ def make(
     store_io=io.store,
     overlap=io.overlap,
     layers_per_program=config.layers_per_program,
+    attention=config.attention,
     store=store,
     pools=pools,
   )

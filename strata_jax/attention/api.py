@@ -10,14 +10,16 @@ programs that can write only afterwards.
 import jax
 import jax.numpy as jnp
 
-from strata_jax.attention import cudnn, reference, xla
+from strata_jax.attention import cudnn, hopper, reference, xla
 
 IMPLEMENTATIONS = {
   "reference": reference.paged_attention,
   "xla": xla.paged_attention,
   "cudnn": cudnn.paged_attention,  # GPUs alone
+  "hopper": hopper.paged_attention,  # H100 and H200
 }
-UNWRITTEN = ("xla", "cudnn")  # those that need not find the chunk in the pool
+_LEAST_TOKENS = 8
+UNWRITTEN = ("xla", "cudnn", "hopper")  # those that need not find the chunk in the pool
 
 
 def write_kv(
@@ -43,6 +45,9 @@ def write_kv(
   """
   pages, _, page_size = pool.shape[:3]
   batch, chunk = k.shape[:2]
+  if batch * chunk == 1:  # as few rows as one token has are not scattered in place on a GPU
+    chunk = _LEAST_TOKENS
+    k, v = (jnp.pad(a, ((0, 0), (0, chunk - 1), (0, 0), (0, 0))) for a in (k, v))
   offsets = jnp.arange(chunk)
   positions = starts[:, None] + offsets  # [B, T]
   slots = jnp.take_along_axis(page_table, positions // page_size, axis=1, mode="clip")

@@ -58,7 +58,7 @@ def paged_attention(
     out = _context_out(q, pool, page_table, tokens, stats=False)[0]
     return jnp.where((tokens > 0)[:, None, None, None], out, 0)
   context = _context_part(q, pool, page_table, jnp.where(lengths > 0, starts, 0))
-  chunk = _token_part(q, k, v) if q.shape[1] == 1 else _chunk_part(q, k, v)
+  chunk = token_part(q, k, v) if q.shape[1] == 1 else _chunk_part(q, k, v)
   return merge.merge(context, chunk).out.astype(q.dtype)
 
 
@@ -122,7 +122,7 @@ def _chunk_part(q: jax.Array, k: jax.Array, v: jax.Array) -> merge.Partial:
   return merge.Partial(out.astype(jnp.float32), jnp.swapaxes(stats, 1, 2))
 
 
-def _token_part(q: jax.Array, k: jax.Array, v: jax.Array) -> merge.Partial:
+def token_part(q: jax.Array, k: jax.Array, v: jax.Array) -> merge.Partial:
   """Attention of one token over itself: its value, and its score as the log-sum-exp."""
   group = q.shape[2] // k.shape[2]
   keys, values = (jnp.repeat(a, group, axis=2).astype(jnp.float32) for a in (k, v))

@@ -1,6 +1,10 @@
 """What an executor runs with, by name, or by what the device can do."""
 
+import jax
+import jax.numpy as jnp
+
 from strata_jax import attention, config
+from strata_jax.attention import hopper
 from strata_jax.executors import fragment_copies, gated_loads, side_copies
 from strata_jax.tiers import layout
 
@@ -11,16 +15,26 @@ _DRIVER_PAGE_BYTES = 256 << 10
 
 
 def choose_attention(
-  name: str, model: config.ModelConfig, page_layout: layout.PageLayout, on_gpu: bool
+  name: str,
+  model: config.ModelConfig,
+  page_layout: layout.PageLayout,
+  on_gpu: bool,
+  *,
+  on_hopper: bool = False,
 ) -> str:
-  """An implementation of attention; `auto` is cuDNN's where it can be, else XLA's.
+  """An implementation of attention; `auto` is the fastest that can be.
+
+  That is `hopper` on such a GPU if the kernel takes the model and its pages, else `cudnn` on any
+  GPU, in bfloat16 both; else `xla`.
 
   Raises:
-    ValueError: no such implementation, or cuDNN's cannot be.
+    ValueError: no such implementation, or it cannot be.
   """
   bfloat16 = model.dtype == page_layout.dtype == "bfloat16"
+  pool = jax.ShapeDtypeStruct(page_layout.device_shape(1), jnp.dtype(page_layout.dtype))
+  by_kernel = on_hopper and bfloat16 and hopper.supports(model.num_heads, pool)
   if name == "auto":
-    return "cudnn" if on_gpu and bfloat16 else "xla"
+    return "hopper" if by_kernel else "cudnn" if on_gpu and bfloat16 else "xla"
   if name not in attention.IMPLEMENTATIONS:
     names = ", ".join((*attention.IMPLEMENTATIONS, "auto"))
     raise ValueError(f"attention: expected one of {names}, got {name!r}")
@@ -28,6 +42,12 @@ def choose_attention(
     raise ValueError(
       "attention 'cudnn': expected a GPU, and bfloat16 for model and pages, got "
       f"{'a GPU' if on_gpu else 'none'}, {model.dtype} and {page_layout.dtype}"
+    )
+  if name == "hopper" and not by_kernel:
+    raise ValueError(
+      "attention 'hopper': expected such a GPU, and a model and pages in bfloat16 that its kernel "
+      f"takes, got {model.name}, {model.dtype}, with pages of {page_layout.page_size}, "
+      f"{page_layout.dtype}, and {'such a GPU' if on_hopper else 'none'}"
     )
   return name
 

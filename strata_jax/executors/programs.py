@@ -19,7 +19,7 @@ from strata_jax.models import llama
 from strata_jax.pallas_kernels import host_memory
 from strata_jax.pallas_kernels.fragment_io import api as fragment_io
 
-_LOOPLESS = ("cudnn",)  # implementations of attention that can stand in a region
+_LOOPLESS = ("cudnn", "hopper")  # implementations of attention that can stand in a region
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 

@@ -37,5 +37,5 @@ def test_write_kv_rounds_to_the_pool_dtype():
 
 
 def test_an_unknown_implementation_is_refused():
-  with pytest.raises(ValueError, match="expected one of reference, xla, cudnn, got 'flash'"):
+  with pytest.raises(ValueError, match=r"expected one of .*, hopper, got 'flash'"):
     attention.paged_attention(*arguments(), implementation="flash")

@@ -72,7 +72,7 @@ def test_a_chunk_that_is_written_afterwards(chunk):
   want = _attend(q, k, v, pool, *where, implementation="reference")
   for row, length in enumerate(np.asarray(where[-1])):
     np.testing.assert_allclose(got[row, :length], want[row, :length], atol=2e-5)
-  with pytest.raises(ValueError, match="expected one of xla, cudnn, got 'reference'"):
+  with pytest.raises(ValueError, match="expected one of xla, cudnn, hopper, got 'reference'"):
     attention.unwritten_attention(q, k, v, stale, *where, implementation="reference")
 
 

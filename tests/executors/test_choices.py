@@ -24,6 +24,21 @@ def test_attention(model, on_gpu, chosen):
       choices.choose_attention("cudnn", model, page_layout, on_gpu)
 
 
+def test_attention_on_a_hopper_gpu():
+  def choose(name, model=BFLOAT16, page_size=16, on_hopper=True):
+    page_layout = model.page_layout(page_size)
+    return choices.choose_attention(name, model, page_layout, True, on_hopper=on_hopper)
+
+  assert choose("auto") == choose("hopper") == "hopper"
+  assert choose("cudnn") == "cudnn"
+  assert choose("auto", page_size=1) == "cudnn"  # of which the kernel has none
+  assert choose("auto", on_hopper=False) == "cudnn"
+  assert choose("auto", model=FLOAT32) == "xla"
+  for wrong in ({"page_size": 1}, {"on_hopper": False}, {"model": FLOAT32}):
+    with pytest.raises(ValueError, match="attention 'hopper': expected such a GPU"):
+      choose("hopper", **wrong)
+
+
 def test_pages_of_another_dtype_are_not_for_cudnn():
   page_layout = BFLOAT16.page_layout(16, "float32")
   assert choices.choose_attention("auto", BFLOAT16, page_layout, True) == "xla"

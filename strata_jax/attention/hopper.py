@@ -1,0 +1,45 @@
+"""Attention on a Hopper GPU: decode by this project's kernel, everything else by cuDNN.
+
+cuDNN's kernel for single tokens takes as long for a padded row of a batch as for a valid one, and
+for a short context as for the longest. The kernel takes the time of what is there: 5 rows of 20,000
+tokens in a batch of 16 take 0.11 ms where cuDNN takes 0.31 (Llama-3.1-8B on an H200).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from strata_jax.attention import cudnn, merge
+from strata_jax.pallas_kernels.decode_attention import api as decode_attention
+
+
+def supports(heads: int, pool: jax.ShapeDtypeStruct) -> bool:
+  """Whether decode has a kernel for so many heads and a pool [pages, 2, page_size, kv_heads, D]."""
+  q = jax.ShapeDtypeStruct((1, heads, pool.shape[-1]), pool.dtype)
+  return decode_attention.supports(q, pool)
+
+
+def paged_attention(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  pool: jax.Array,
+  page_table: jax.Array,
+  starts: jax.Array,
+  lengths: jax.Array,
+  *,
+  written: bool = True,
+) -> jax.Array:
+  """See `api.paged_attention`; like `cudnn.paged_attention`, which takes the chunks.
+
+  Raises:
+    ValueError: what either of them does not take.
+  """
+  if q.shape[1] > 1:
+    return cudnn.paged_attention(q, k, v, pool, page_table, starts, lengths, written=written)
+  before = starts + 1 if written else starts
+  tokens = jnp.where(lengths > 0, before, 0)
+  out, lse = decode_attention.decode_attention(q, pool, page_table, tokens)
+  if written:
+    return out
+  token = cudnn.token_part(q, k, v)
+  return merge.merge(merge.Partial(out.astype(jnp.float32), lse), token).out.astype(q.dtype)

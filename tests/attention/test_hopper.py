@@ -1,0 +1,60 @@
+"""Decode by the kernel, chunks by cuDNN: what is handed to each, and both on a GPU."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from strata_jax import attention
+from strata_jax.attention import hopper
+from strata_jax.attention.arg_specs import ARG_SPECS
+from strata_jax.pallas_kernels.decode_attention import api as decode_attention
+from tests.attention import test_cudnn, test_xla
+
+_STARTS, _LENGTHS = (0, 5, 41, 63, 0), (1, 1, 1, 1, 0)
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_decode_is_the_reference(monkeypatch, written):
+  by_jnp = functools.partial(decode_attention.decode_attention, implementation="reference")
+  monkeypatch.setattr(decode_attention, "decode_attention", by_jnp)
+  arguments = test_xla.case(0, 8, _STARTS, _LENGTHS, 1, 8, 2, 64, "bfloat16")
+  want = np.asarray(attention.paged_attention(*arguments, implementation="reference"), np.float32)
+  q, k, v, pool, table, *where = arguments
+  if not written:  # the token's own KV must not be read
+    pool = attention.write_kv(pool, jnp.full_like(k, jnp.nan), v, table, *where)
+  got = np.asarray(hopper.paged_attention(q, k, v, pool, table, *where, written=written))
+  assert got.shape == q.shape
+  for row, length in enumerate(_LENGTHS):
+    np.testing.assert_allclose(got[row, :length], want[row, :length], atol=2e-2)
+  assert np.isfinite(got.astype(np.float32)).all()
+
+
+def test_chunks_are_for_cudnn(monkeypatch):
+  seen = []
+  monkeypatch.setattr(
+    hopper.cudnn, "paged_attention", lambda *args, written: seen.append((len(args), written))
+  )
+  arguments = test_xla.case(0, 8, (9,), (3,), 4, 8, 2, 64, "bfloat16")
+  for written in (True, False):
+    hopper.paged_attention(*arguments, written=written)
+  assert seen == [(7, True), (7, False)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+  "name", [n for n in ARG_SPECS if n.endswith("decode") and "page1-" not in n]
+)
+def test_parity(name):
+  spec = ARG_SPECS[name]
+  arguments = test_xla.case(
+    0, spec.page_size, spec.starts, spec.lengths, spec.chunk, spec.heads, spec.kv_heads,
+    spec.head_dim, "bfloat16",
+  )  # fmt: skip
+  want = np.asarray(test_cudnn._attend(*arguments, implementation="reference"), np.float32)
+  for attend in (test_cudnn._attend, test_cudnn._attend_unwritten):
+    got = np.asarray(attend(*arguments, implementation="hopper"), np.float32)
+    assert np.isfinite(got).all()
+    for row, length in enumerate(spec.lengths):
+      np.testing.assert_allclose(got[row, :length], want[row, :length], atol=2e-2)
