@@ -74,6 +74,42 @@ def test_a_buffer_is_not_written_before_it_was_emptied(monkeypatch):
   )
 
 
+def test_the_driver_has_few_copies_at_a_time(monkeypatch):
+  monkeypatch.setattr(staged_loads, "SLICE_BYTES", 2 * LAYOUT.page_bytes + 1)
+  under_way = []  # marks of copies that were submitted and not waited for
+  sizes = []
+
+  class Stream(cpu_driver.SideStream):
+    def mark(self, number):
+      assert number not in under_way
+      under_way.append(number)
+
+    def wait_until(self, number):
+      assert under_way.pop(0) == number
+
+    def synchronize(self):
+      under_way.clear()
+
+  def submit(copies, stream):
+    assert len(under_way) < staged_loads.SLICES
+    sizes.append(len(copies.targets))
+    cpu_driver.copy(copies, stream)
+
+  monkeypatch.setattr(cuda_copies, "SideStream", Stream)
+  monkeypatch.setattr(cuda_copies, "submit_batch", submit)
+  host_pool, pools = random_host(20), device.make_device_pool(LAYOUT, 24)
+  loads = staged_loads.StagedLoads(LAYOUT, host_pool, jax.devices()[0], table_pages=20)
+  posts: queue.SimpleQueue = queue.SimpleQueue()
+  slots = np.arange(13)
+  loads.start(0, slots + 7, slots, posts.put)
+  pools = loads.spread(posts.get(timeout=10), pools)
+  assert sizes == [2] * 6 + [1]
+  np.testing.assert_array_equal(
+    device.read_pages(pools, slots).view(np.uint8),
+    host.read_pages(host_pool, slots + 7).view(np.uint8),
+  )
+
+
 @pytest.mark.parametrize("buffer_pages", [3, 100])
 def test_an_executor_parks_by_them(monkeypatch, buffer_pages):
   drive = test_overlap.make_driver("whole")
