@@ -91,8 +91,7 @@ class JaxExecutor:
       buckets: padded shapes, normally from `make_buckets`.
       io: the I/O back end by name, see `io_auto.make_io_backend`.
       store_io: that of stores, if it is another one than that of loads.
-      attention: the implementation of attention by name; auto: cuDNN's on a GPU if it takes the
-        dtype, else XLA's.
+      attention: the implementation of attention by name; auto: the fastest that can be.
       overlap: how loads overlap compute; auto: by layer on a GPU if the back end can, else whole.
       layers_per_program: layers that one program computes where nothing is loaded beside them: more
         take less time to launch and more to compile.
@@ -115,7 +114,10 @@ class JaxExecutor:
     self._buckets = buckets
     self._target = jax.devices()[0]
     on_gpu = self._target.platform == "gpu"
-    attention = choices.choose_attention(attention, config, page_layout, on_gpu)
+    attention = choices.choose_attention(
+      attention, config, page_layout, on_gpu,
+      on_hopper=getattr(self._target, "compute_capability", None) == "9.0",
+    )  # fmt: skip
     self._by_layer = choices.choose_overlap(overlap, io, on_gpu) == "layer"
     self._stack = layer_stack.LayerStack(
       config, params, attention, self._target, layers_per_program=layers_per_program
