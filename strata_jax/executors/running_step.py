@@ -75,13 +75,15 @@ class RunningStep:
     )
 
   def _take(self, request_ids: tuple[int | None, ...], ids: jax.Array, gaps: jax.Array) -> None:
-    near = (np.asarray(gaps) < self.near_tie).tolist()
-    rows = zip(request_ids, np.asarray(ids)[:, 0].tolist(), near, strict=False)  # the rest: padding
-    for request_id, token_id, is_near in rows:
+    rows = zip(
+      request_ids, np.asarray(ids)[:, 0].tolist(), np.asarray(gaps).tolist(),
+      strict=False,  # the rest is padding
+    )  # fmt: skip
+    for request_id, token_id, gap in rows:
       if request_id is None:
         continue
       got = self._tokens.setdefault(request_id, [])
-      if is_near:
+      if gap < self.near_tie:
         self._ties.setdefault(request_id, []).append(len(got))
       got.append(token_id)
 
