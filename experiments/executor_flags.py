@@ -12,6 +12,9 @@ from strata_jax.models.llama import Params
 from strata_jax.systems import SystemConfig
 from strata_jax.tiers import page_store
 
+# The new KV of a single row is scattered to the pool by way of a copy of all of it; of 8 it is not.
+LEAST_DECODES_GPU = 8
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExecutorConfig:
@@ -106,6 +109,7 @@ def make(
       piece_tokens=config.piece_tokens,
       prefill_rows=config.prefill_rows,
       row_factor=config.row_factor,
+      least_decodes=1 if jax.default_backend() == "cpu" else LEAST_DECODES_GPU,
     ),
     io=io.load,
     store_io=io.store,

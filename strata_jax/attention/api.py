@@ -18,7 +18,6 @@ IMPLEMENTATIONS = {
   "cudnn": cudnn.paged_attention,  # GPUs alone
   "hopper": hopper.paged_attention,  # H100 and H200
 }
-_LEAST_TOKENS = 8
 UNWRITTEN = ("xla", "cudnn", "hopper")  # those that need not find the chunk in the pool
 
 
@@ -45,9 +44,6 @@ def write_kv(
   """
   pages, _, page_size = pool.shape[:3]
   batch, chunk = k.shape[:2]
-  if batch * chunk == 1:  # as few rows as one token has are not scattered in place on a GPU
-    chunk = _LEAST_TOKENS
-    k, v = (jnp.pad(a, ((0, 0), (0, chunk - 1), (0, 0), (0, 0))) for a in (k, v))
   offsets = jnp.arange(chunk)
   positions = starts[:, None] + offsets  # [B, T]
   slots = jnp.take_along_axis(page_table, positions // page_size, axis=1, mode="clip")

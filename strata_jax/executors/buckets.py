@@ -67,6 +67,7 @@ def make_buckets(
   piece_tokens: int = 512,
   prefill_rows: int = 1,
   row_factor: int = 4,
+  least_decodes: int = 1,
 ) -> Buckets:
   """Few buckets for a run, each a factor of 4 (or what is said) below the next.
 
@@ -78,6 +79,7 @@ def make_buckets(
     piece_tokens: the largest piece that a prefill is cut into.
     prefill_rows: pieces of different prefills that are computed together at most.
     row_factor: between the numbers of rows of batches, prefills and decodes.
+    least_decodes: rows of the smallest decode batch.
   """
   context_pages = min(-(-context_tokens // page_layout.page_size), device_pages)
   chunk = min(piece_tokens, serving.step_tokens, context_pages * page_layout.page_size)
@@ -85,18 +87,17 @@ def make_buckets(
   transfer = min(max(_TRANSFER_TOKENS // page_layout.page_size, 4), device_pages)
   return Buckets(
     chunk_tokens=ladder(32, chunk, 4),
-    decode_requests=_decode_rows(serving.running_requests, row_factor),
+    decode_requests=_decode_rows(serving.running_requests, row_factor, least_decodes),
     transfer_pages=ladder(-(-transfer // 4), transfer, 4),
     table_pages=context_pages,
     prefill_rows=_from_one(ladder(1, min(prefill_rows, serving.batch_requests), row_factor)),
   )
 
 
-def _decode_rows(most: int, factor: int) -> tuple[int, ...]:
-  if most <= _ROWS:
-    return _from_one((most,))
+def _decode_rows(most: int, factor: int, least: int) -> tuple[int, ...]:
   up = lambda rows: -(-rows // _ROWS) * _ROWS
-  return _from_one(tuple(map(up, ladder(_ROWS, up(most), factor))))
+  sizes = (most,) if most <= _ROWS else tuple(map(up, ladder(_ROWS, up(most), factor)))
+  return tuple(sorted({least, *(max(size, least) for size in sizes)}))
 
 
 def _from_one(sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -67,6 +67,10 @@ def _layer(
   return llama.decoder_layer(config, params, x, positions, attend)
 
 
+_STATIC = ("config", "implementation")
+_same_layer = jax.jit(_layer, static_argnames=_STATIC)  # lowered once in a program of many
+
+
 def _layers(
   params: tuple[llama.LayerParams, ...],
   x: jax.Array,
@@ -81,14 +85,13 @@ def _layers(
   """`_layer` for some layers in a row: fewer programs to launch, each longer to compile."""
   written = []
   for one, pool in zip(params, pools, strict=True):
-    x, pool = _layer(
+    x, pool = _same_layer(
       one, x, pool, page_table, starts, lengths, config=config, implementation=implementation
     )
     written.append(pool)
   return x, tuple(written)
 
 
-_STATIC = ("config", "implementation")
 # XLA would make one product of those with wq, wk and wv and put the weights side by side for it, in
 # every call: 24 us a layer of Llama-3.1-8B on an H200, more than the three products take.
 _OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}

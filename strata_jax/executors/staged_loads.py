@@ -6,8 +6,8 @@ them to it keeps the compute's own launches waiting. Nobody reads the pages of a
 it is done, so it can go the long way round: whole pages into a buffer in device memory, beside all
 compute, then from there into the pools, in the compute's stream, at the speed of device memory.
 
-The inputs of every step cross the link, too, behind the copies that the driver has by then: so it
-is given a few at a time.
+The inputs of every step cross the link, too, and do not get there before the driver runs out of
+copies, whatever stream they stand in. So it is given a few at a time, and runs out often.
 """
 
 import dataclasses
@@ -25,8 +25,7 @@ from strata_jax.pallas_kernels.layout_convert import api as layout_convert
 from strata_jax.tiers import cuda_copies, io_backend, layout
 
 BUFFER_BYTES = 1 << 30
-SLICE_BYTES = 32 << 20  # copies given to the driver at once
-SLICES = 3  # given to it and not done yet, at most
+SLICE_BYTES = 64 << 20  # given to the driver at once
 BUFFERS = 4  # one is filled while others wait for the step under way, to be emptied behind it
 
 
@@ -137,16 +136,13 @@ class _Copier:
     targets = cuda_copies.addresses(self._buffers_at[buffer], rows, self._page_bytes)
     sources = cuda_copies.addresses(self._host_at, host_slots, self._page_bytes)
     pages = max(1, SLICE_BYTES // self._page_bytes)
-    for number, first in enumerate(range(0, len(host_slots), pages)):
-      if number >= SLICES:
-        self._side.wait_until(number % SLICES)
+    for first in range(0, len(host_slots), pages):
       some = slice(first, first + pages)
       copies = cuda_copies.Copies(
         targets=targets[some], sources=sources[some], size_bytes=self._page_bytes
       )
       cuda_copies.submit_batch(copies, self._side.stream)
-      self._side.mark(number % SLICES)
-    self._side.synchronize()
+      self._side.synchronize()
 
 
 def _work(

@@ -128,7 +128,6 @@ class SideStream:
     self.stream = int(stream)
     (self._fork,) = self._call("cudaEventCreateWithFlags", _NO_TIMING)
     (self._join,) = self._call("cudaEventCreateWithFlags", _NO_TIMING)
-    self._marks: list[Any] = []
 
   def wait_for(self, stream: int) -> None:
     """What is submitted here from now on runs after what `stream` has so far."""
@@ -142,16 +141,6 @@ class SideStream:
 
   def synchronize(self) -> None:
     self._call("cudaStreamSynchronize", self.stream)
-
-  def mark(self, number: int) -> None:
-    """Notes under a number >= 0 what was submitted here so far, in the place of an older note."""
-    while len(self._marks) <= number:
-      self._marks += self._call("cudaEventCreateWithFlags", _NO_TIMING)
-    self._call("cudaEventRecord", self._marks[number], self.stream)
-
-  def wait_until(self, number: int) -> None:
-    """Returns when what was noted under a number is done."""
-    self._call("cudaEventSynchronize", self._marks[number])
 
   def _call(self, name: str, *args) -> list[Any]:
     code, *results = getattr(self._runtime, name)(*args)

@@ -83,6 +83,12 @@ def test_rows_of_decode_batches(running, factor, sizes):
   assert made.decode_requests == sizes
 
 
+def test_the_least_rows_of_decode_batches():
+  assert make_small(28, least_decodes=8).decode_requests == (8, 32)
+  assert make_small(3, least_decodes=8).decode_requests == (8,)
+  assert make_small(9, least_decodes=8).decode_requests == (8, 16)
+
+
 def test_rows_of_prefill_batches():
   assert make_small(28, prefill_rows=16).prefill_rows == (1, 4, 16)
   assert make_small(28, prefill_rows=16, row_factor=2).prefill_rows == (1, 2, 4, 8, 16)

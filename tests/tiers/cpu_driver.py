@@ -28,12 +28,6 @@ class SideStream:
   def synchronize(self) -> None:
     pass
 
-  def mark(self, number: int) -> None:
-    del number
-
-  def wait_until(self, number: int) -> None:
-    del number
-
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
   """Puts the stand-ins in the place of the driver."""
