@@ -55,6 +55,7 @@ FLAGS.add_flag(
   "mean TTFTs, in multiples of T_ref, that auto brackets",
 )  # fmt: skip
 FLAGS.add_flag("repeats", int, 1, "arrival patterns, each a point at every rate of every system")
+FLAGS.add_flag("once", tuple[str, ...], (), "systems that are measured in the first repeat alone")
 FLAGS.add_flag("workload", str, "loogle_like", f"one of {', '.join(synthetic.GENERATORS)}")
 FLAGS.add(ShapeConfig)
 FLAGS.add_flag(
@@ -107,7 +108,7 @@ def main(args: flags.Args) -> None:
     folder = PointsFolder(args.out, {"bench": config, **facts})
   run_folder.say(f"{len(folder.rows)} points are there")
   measured: dict[str, Any] = {"not_reached": [], "t_ref_s": None, "costs": {}}
-  turns = throughput_plan.order(contenders, args.repeats)
+  turns = throughput_plan.order(contenders, args.repeats, args.once)
   if not folder.rows or any(next(_points(args, folder, turn), None) for turn in turns):
     params = jax.block_until_ready(random.random_params(model, args.seed))
     bench = Bench(config, params, workload, contenders)

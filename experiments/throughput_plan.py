@@ -65,12 +65,31 @@ def contenders(names: Sequence[str], rates: Sequence[str]) -> tuple[Contender, .
   )
 
 
-def order(found: Sequence[Contender], repeats: int) -> list[tuple[Contender, int]]:
-  """Systems and repeats; every repeat begins with another system."""
+def order(
+  found: Sequence[Contender], repeats: int, once: Sequence[str] = ()
+) -> list[tuple[Contender, int]]:
+  """Systems and repeats; every repeat begins with another system.
+
+  Args:
+    found: the systems.
+    repeats: how many.
+    once: labels of systems that stand in the first repeat alone.
+
+  Raises:
+    UsageError: a label of no system.
+  """
+  for label in once:
+    if all(contender.label != label for contender in found):
+      expected = ", ".join(contender.label for contender in found)
+      raise flags.UsageError(f"--once: expected some of {expected}, got {label!r}")
   turns = []
   for repeat in range(repeats):
     first = repeat % len(found)
-    turns += [(contender, repeat) for contender in [*found[first:], *found[:first]]]
+    turns += [
+      (contender, repeat)
+      for contender in [*found[first:], *found[:first]]
+      if not repeat or contender.label not in once
+    ]
   return turns
 
 

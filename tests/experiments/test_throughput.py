@@ -200,6 +200,12 @@ def test_every_repeat_begins_with_another_system_and_searches_start_where_the_la
   assert [c.label for c, _ in throughput_plan.order(found, 2)] == [
     "strata@16", "hicache_paper", "strata", "hicache_paper", "strata", "strata@16"
   ]  # fmt: skip
+  assert [(c.label, n) for c, n in throughput_plan.order(found, 3, once=("strata",))] == [
+    ("strata@16", 0), ("hicache_paper", 0), ("strata", 0), ("hicache_paper", 1), ("strata@16", 1),
+    ("strata@16", 2), ("hicache_paper", 2),
+  ]  # fmt: skip
+  with pytest.raises(flags.UsageError, match=r"--once: expected some of strata@16, .* got 'x'"):
+    throughput_plan.order(found, 2, once=("x",))
   rates = [p.rate_rps for p in throughput_plan.points(found[1], 0, [], [1.0])]
   assert rates == [4.0, 5.0]
   rows = []
