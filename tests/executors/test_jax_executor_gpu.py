@@ -1,14 +1,16 @@
-"""bfloat16 on a GPU: cuDNN's attention, and loads by the kernel beside the compute."""
+"""bfloat16 on a GPU: fused attention, and loads by every back end beside the compute."""
 
 import dataclasses
 import functools
+import time
 
 import numpy as np
 import pytest
 
 from strata_jax import config as config_lib
-from strata_jax.executors import protocol
+from strata_jax.executors import choices, protocol, staged_loads
 from strata_jax.models import random
+from strata_jax.tiers import cuda_copies
 from strata_jax.tiers import device as device_tier
 from strata_jax.tiers import host as host_tier
 from tests.executors import driver
@@ -43,9 +45,10 @@ def page_bytes(drive, slots):
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_cudnn_computes_the_kv_that_xla_computes(page_size):
+def test_fused_attention_computes_the_kv_that_xla_computes(page_size):
   got = {}
-  for attention in ("cudnn", "xla"):
+  fused = ("cudnn", "hopper") if page_size > 1 else ("cudnn",)
+  for attention in (*fused, "xla"):
     drive = make_driver(page_size, attention=attention)
     drive.executor.register(0, protocol.SamplingParams(), None)
     slots = np.random.default_rng(1).permutation(driver.pages(TOKENS, page_size))
@@ -54,7 +57,8 @@ def test_cudnn_computes_the_kv_that_xla_computes(page_size):
     drive.step(decodes=(work,), decode_steps=1)
     used = slots[: driver.pages(TOKENS - 30, page_size)]
     got[attention] = device_tier.read_pages(drive.executor.device_pool, used).astype(np.float32)
-  np.testing.assert_allclose(got["cudnn"], got["xla"], atol=0.12, rtol=0.05)
+  for attention in fused:
+    np.testing.assert_allclose(got[attention], got["xla"], atol=0.12, rtol=0.05)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -63,7 +67,31 @@ def test_cudnn_computes_the_kv_that_xla_computes(page_size):
   [("kernel", "layer"), ("kernel", "whole"), ("copy_engine", "layer"), ("memcpy_async", "layer")],
 )
 def test_warm_equals_cold_and_bytes_survive_beside_compute(io, overlap, page_size):
-  drive = make_driver(page_size, io=io, overlap=overlap)
+  check_round_trips(make_driver(page_size, io=io, overlap=overlap), page_size)
+
+
+@pytest.mark.parametrize("io", ["copy_engine", "memcpy_async", "auto"])
+def test_late_copies_change_nothing(monkeypatch, io):
+  """Loads and backups that come 20 ms late at every layer or slice; those of auto are staged."""
+  monkeypatch.setattr(staged_loads, "SLICE_BYTES", 1)
+  if io == "auto":
+    monkeypatch.setattr(choices, "loads_aside", lambda *args: choices.STAGED)
+    monkeypatch.setattr(choices, "layer_loads", lambda *args: "copy_engine")
+    monkeypatch.setattr(choices, "backups_aside", lambda *args: "copy_engine")
+  for name in ("submit_each", "submit_batch"):
+    monkeypatch.setattr(cuda_copies, name, late(getattr(cuda_copies, name)))
+  check_round_trips(make_driver(16, io=io, overlap="layer"), 16)
+
+
+def late(submit):
+  def submit_late(copies, stream):
+    time.sleep(0.02)
+    submit(copies, stream)
+
+  return submit_late
+
+
+def check_round_trips(drive, page_size):
   executor = drive.executor
   executor.warmup()
   at = device_tier.buffer_pointers(executor.device_pool)
