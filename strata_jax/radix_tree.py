@@ -234,6 +234,27 @@ class HiRadixTree:
     self.changed(node)
     return upper
 
+  def join(self, node: Node) -> Node:
+    """Undoes splits on the path down to a node, where nothing tells two neighbours apart any more.
+
+    Every eviction that ends inside a node splits it. Without joins the path of a context that is
+    evicted and loaded again and again would break up into single pages. The lower object of two
+    goes on, with the id of the upper one. Equal locks, waiters and producers say that nobody holds
+    the upper object. To be called where nobody holds node ids either.
+
+    Returns:
+      The topmost node of the path.
+    """
+    while True:
+      upper = node.parent
+      assert upper is not None
+      if upper.parent is None:
+        return node
+      if self._alike(upper, node):
+        self._join(upper, node)
+      else:
+        node = upper
+
   def attach(self, node: Node, tier: int, slots: np.ndarray, transfer: Any = None) -> None:
     """Gives a node its slots in a tier, int32 [pages]; with a transfer they are being filled.
 
@@ -429,6 +450,36 @@ class HiRadixTree:
     length = min(len(node.tokens), end - start)
     shared = common_prefix(node.tokens[:length], tokens[start : start + length])
     return shared - shared % self.page_size
+
+  def _alike(self, upper: Node, node: Node) -> bool:
+    """Whether a node and its parent could be one."""
+    return (
+      len(upper.children) == 1
+      and upper.used == node.used
+      and upper.accesses == node.accesses
+      and upper.locks == node.locks
+      and all((upper.slots[tier] is None) == (node.slots[tier] is None) for tier in TIERS)
+      and upper.transfers == node.transfers == [None, None]
+      and upper.storage == node.storage
+      and not (upper.growing or node.growing or upper.backup_due or node.backup_due)
+      and not (upper.producers or node.producers)
+      and upper.waiters == node.waiters
+    )
+
+  def _join(self, upper: Node, node: Node) -> None:
+    parent = upper.parent
+    assert parent is not None
+    parent.children[self.page_key(upper.tokens, 0)] = node
+    node.parent = parent
+    node.tokens = np.concatenate([upper.tokens, node.tokens])
+    for tier in TIERS:
+      if node.slots[tier] is not None:
+        node.slots[tier] = np.concatenate([upper.slots[tier], node.slots[tier]])
+      upper.slots[tier] = None  # it may stand in the queue
+    del self.nodes[node.id]
+    node.id = upper.id
+    self.nodes[node.id] = node
+    self.changed(node)
 
   def _locked(self, node: Node, tier: int) -> None:
     """The node has its first lock in the tier."""

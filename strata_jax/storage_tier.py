@@ -34,6 +34,7 @@ class StorageTier:
     self._now_s = 0.0
     tiers.on_host = self._spiller.on_host
     tiers.must_spill = self._must_spill
+    tiers.joins = False  # spills keep nodes by object
 
   @property
   def is_busy(self) -> bool:

@@ -238,6 +238,82 @@ def test_a_split_inside_a_page_is_an_error(tokens):
     tree.split(node, tokens)
 
 
+def split_node():
+  """A tree with a node of 4 pages, on both tiers, in three parts; the deepest one."""
+  tree = HiRadixTree(2)
+  node = tree.insert(range(8), np.arange(4, dtype=np.int32)).nodes[0]
+  tree.attach(node, HOST, np.array([9, 8, 7, 6], np.int32))
+  tree.lock(node, HOST)
+  node.waiters.add("w")
+  tree.split(tree.split(node, 4), 2)
+  tree.dirty_waiters.clear()
+  return tree, node
+
+
+def test_a_join_undoes_splits():
+  tree, node = split_node()
+  child = tree.insert(range(8, 10), np.array([4], np.int32), below=node).nodes[0]
+  top_id = node.path()[0].id
+  assert len(tree.nodes) == 4
+  assert tree.join(node) is node
+  assert tree.dirty_waiters == {"w"}  # whose path is another one now
+  assert tree.match(range(10)).nodes == (node, child)
+  assert tree.nodes == {top_id: node, child.id: child}
+  assert (node.id, node.start, node.end) == (top_id, 0, 8)
+  assert node.tokens.tolist() == list(range(8))
+  assert [slots.tolist() for slots in node.slots] == [[0, 1, 2, 3], [9, 8, 7, 6]]
+  assert node.locks == [0, 1]
+  check_tree(tree)
+  freed = [slots.tolist() for slots in tree.evict(DEVICE, 4)]
+  assert freed == [[4], [1, 2, 3]]  # the deepest first, though the parts stood in the queue
+  check_tree(tree)
+
+
+@pytest.mark.parametrize(
+  "differ",
+  [
+    lambda tree, upper, node: tree.touch(upper),
+    lambda tree, upper, node: setattr(upper, "accesses", 2),
+    lambda tree, upper, node: tree.lock(upper, DEVICE),
+    lambda tree, upper, node: tree.lock(upper, HOST),
+    lambda tree, upper, node: tree.detach(node, DEVICE),
+    lambda tree, upper, node: setattr(upper, "storage", True),
+    lambda tree, upper, node: setattr(node, "growing", True),
+    lambda tree, upper, node: setattr(upper, "backup_due", True),
+    lambda tree, upper, node: upper.producers.update(p=None),
+    lambda tree, upper, node: upper.waiters.add("v"),
+    lambda tree, upper, node: tree.insert([7, 7], np.array([5], np.int32), below=upper),
+  ],
+)
+def test_neighbours_that_differ_are_not_joined(differ):
+  tree, node = split_node()
+  upper = node.parent
+  differ(tree, upper, node)
+  above = upper.parent
+  tree.join(node)
+  assert node.parent is upper
+  assert upper.parent in (above, tree.root())  # with the one above it may have become one
+
+
+def test_transfers_are_not_joined():
+  class Transfer:
+    def __init__(self):
+      self.nodes = []
+
+  tree = HiRadixTree(2)
+  node = tree.insert(range(8), np.arange(4, dtype=np.int32)).nodes[0]
+  transfer = Transfer()
+  transfer.nodes.append(node)
+  tree.attach(node, HOST, np.array([9, 8, 7, 6], np.int32), transfer)
+  upper = tree.split(node, 4)
+  tree.join(node)
+  assert node.parent is upper
+  for part in transfer.nodes:
+    tree.arrived(part, HOST)
+  assert tree.join(node) is node
+  check_tree(tree)
+
+
 def test_states():
   tree = HiRadixTree(1)
   node = tree.extend(tree.root(), np.arange(3, dtype=np.int32), 0, 3)[0]
@@ -289,8 +365,8 @@ def test_page_size_is_at_least_one():
 paths = st.lists(st.integers(0, 2), max_size=14)
 
 
-@given(st.integers(1, 3), st.lists(st.tuples(paths, st.integers(0, 9)), max_size=30))
-def test_random_inserts_and_evictions(page_size, steps):
+@given(st.integers(1, 3), st.lists(st.tuples(paths, st.integers(0, 9)), max_size=30), st.booleans())
+def test_random_inserts_and_evictions(page_size, steps, joins):
   """Against the set of all prefixes in whole pages."""
   cache = Cache(page_size, 200)
   known: set[tuple[int, ...]] = set()
@@ -305,8 +381,11 @@ def test_random_inserts_and_evictions(page_size, steps):
       assert cache.tree.pages[DEVICE].held == max(before - evicted, 0)
       known = {prefix for prefix in known if cache.match(prefix) == len(prefix)}
     else:
-      cache.insert(ids)
+      nodes = cache.insert(ids)
       known |= prefixes(ids)
+      if joins and nodes:
+        cache.tree.join(nodes[-1])
+        cache.check()
     assert cache.tree.pages[DEVICE].held == len(known)
     for length in range(len(ids) + 1):
       expected = max((len(p) for p in prefixes(ids[:length]) & known), default=0)

@@ -42,6 +42,7 @@ class CacheTiers:
     self._due: dict[Node, None] = {}  # backups to be started
     self._evicting: Transfer | None = None  # write-back of what this step evicts
     self._evicting_slots: list[tuple[np.ndarray, np.ndarray]] = []  # (device, host)
+    self.joins = True  # False: somebody keeps nodes by object, as a storage tier does
     # What a storage tier wants to know: pages came to the host; host pages are to be evicted.
     self.on_host: Callable[[Node], None] = lambda node: None
     self.must_spill: Callable[[Node], bool] = lambda node: False
@@ -102,6 +103,8 @@ class CacheTiers:
     for node in transfer.nodes:
       self.tree.arrived(node, DEVICE)
     self._unlock(transfer)
+    if self.joins:
+      self.tree.join(max(transfer.nodes, key=lambda node: node.end))
 
   # -- backups ------------------------------------------------------------------------------------
 
