@@ -12,6 +12,7 @@ copies, whatever stream they stand in. So it is given a few at a time, and runs 
 
 import dataclasses
 import queue
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -74,21 +75,20 @@ class StagedLoads:
     )  # fmt: skip
     self._spread = jax.jit(spread, donate_argnums=1)
     self._free: queue.SimpleQueue[_Free | None] = queue.SimpleQueue()
-    for index in range(BUFFERS):
-      self._free.put((index, lambda: None))
-    weakref.finalize(self, self._free.put, None)
+    for index, buffer in enumerate(self._buffers):
+      self._free.put((index, buffer.block_until_ready))
     jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
     self._jobs = jobs
+    over = threading.Event()
+    weakref.finalize(self, _end, over, self._free)
     copier = _Copier(
-      host_at=host.unsafe_buffer_pointer(),
-      buffers_at=tuple(buffer.unsafe_buffer_pointer() for buffer in self._buffers),
-      page_bytes=page_layout.page_bytes,
+      host_at=host.unsafe_buffer_pointer(), buffers=self._buffers, page_bytes=page_layout.page_bytes
     )
-    workers.start(self, _work, jobs, self._free, copier, self._pages)
+    workers.start(self, _work, jobs, self._free, over, copier, self._pages)
 
   def parts(self, pages: int) -> int:
     """How many times `post` will be called for a load of so many pages."""
-    return -(-pages // self._pages)
+    return max(1, -(-pages // self._pages))
 
   def start(
     self, transfer_id: int, host_slots: np.ndarray, device_slots: np.ndarray, post: Post
@@ -124,10 +124,11 @@ _Job = tuple[int, np.ndarray, np.ndarray, Post]
 
 
 class _Copier:
-  """The copies of pages into a buffer."""
+  """The copies of pages into a buffer. Keeps the buffers: one may be under way without an owner."""
 
-  def __init__(self, *, host_at: int, buffers_at: tuple[int, ...], page_bytes: int) -> None:
-    self._host_at, self._buffers_at, self._page_bytes = host_at, buffers_at, page_bytes
+  def __init__(self, *, host_at: int, buffers: tuple[jax.Array, ...], page_bytes: int) -> None:
+    self._host_at, self._page_bytes, self._buffers = host_at, page_bytes, buffers
+    self._buffers_at = [buffer.unsafe_buffer_pointer() for buffer in buffers]
     self._side = cuda_copies.SideStream()
 
   def copy(self, host_slots: np.ndarray, buffer: int) -> None:
@@ -145,18 +146,24 @@ class _Copier:
       self._side.synchronize()
 
 
+def _end(over: threading.Event, free: "queue.SimpleQueue[_Free | None]") -> None:
+  over.set()
+  free.put(None)
+
+
 def _work(
   jobs: "queue.SimpleQueue[_Job | None]",
   free: "queue.SimpleQueue[_Free | None]",
+  over: threading.Event,
   copier: _Copier,
   pages: int,
 ) -> None:
   while (job := jobs.get()) is not None:
     transfer_id, host_slots, device_slots, post = job
     try:
-      for first in range(0, len(host_slots), pages):
+      for first in range(0, max(len(host_slots), 1), pages):
         taken = free.get()
-        if taken is None:
+        if taken is None or over.is_set():  # the pools may be gone with the owner
           return
         buffer, ready = taken
         ready()

@@ -1,5 +1,6 @@
 """Parked loads through buffers: bytes, order, buffers that are not free, errors."""
 
+import gc
 import queue
 import threading
 
@@ -148,3 +149,97 @@ def test_an_error_of_the_driver_reaches_who_waits(monkeypatch):
   drive.executor.launch(protocol.StepWork(step_id=1, loads=(load,), parked_loads=(5,)))
   with pytest.raises(RuntimeError, match="CUDA error 700"):
     drive.executor.wait(None)
+
+
+def test_a_load_of_no_pages_arrives_too():
+  host_pool, pools = random_host(4), device.make_device_pool(LAYOUT, 4)
+  loads = staged_loads.StagedLoads(LAYOUT, host_pool, jax.devices()[0], table_pages=4)
+  posts: queue.SimpleQueue = queue.SimpleQueue()
+  nothing = np.zeros(0, np.int32)
+  loads.start(3, nothing, nothing, posts.put)
+  assert loads.parts(0) == 1
+  part = posts.get(timeout=10)
+  pools = loads.spread(part, pools)
+  assert (part.transfer_id, part.is_last) == (3, True)
+  assert not device.read_pages(pools, np.arange(4)).any()
+
+
+def test_what_is_queued_when_the_owner_goes_is_left_alone(monkeypatch):
+  """Its pools go as well: nothing may be copied from or to memory that others may have by then."""
+  began, may_copy = threading.Event(), threading.Event()
+  submitted = []
+
+  def slow(copies, stream):
+    submitted.append(copies)
+    began.set()
+    assert may_copy.wait(10)
+    cpu_driver.copy(copies, stream)
+
+  monkeypatch.setattr(cuda_copies, "submit_batch", slow)
+  monkeypatch.setattr(staged_loads, "BUFFER_BYTES", 5 * LAYOUT.page_bytes)
+  host_pool = random_host(20)
+  before = set(threading.enumerate())
+  loads = staged_loads.StagedLoads(LAYOUT, host_pool, jax.devices()[0], table_pages=20)
+  (thread,) = set(threading.enumerate()) - before
+  shape = LAYOUT.host_shape(5)
+  buffers = lambda: sum(array.shape == shape for array in jax.live_arrays())
+  there = buffers()
+  posts: queue.SimpleQueue = queue.SimpleQueue()
+  for transfer_id in range(2):
+    loads.start(transfer_id, np.arange(8), np.arange(8), posts.put)
+  assert began.wait(10)
+  del loads
+  gc.collect()
+  assert buffers() == there > 0  # one of them is being written to
+  may_copy.set()
+  thread.join(10)
+  assert not thread.is_alive()
+  assert len(submitted) == 1
+  gc.collect()
+  assert not buffers()
+
+
+def test_the_thread_ends_though_nobody_empties_the_buffers():
+  host_pool = random_host(20)
+  before = set(threading.enumerate())
+  loads = staged_loads.StagedLoads(LAYOUT, host_pool, jax.devices()[0], table_pages=1)
+  (thread,) = set(threading.enumerate()) - before
+  posts: queue.SimpleQueue = queue.SimpleQueue()
+  loads.start(0, np.arange(9), np.arange(9), posts.put)
+  for _ in range(staged_loads.BUFFERS):
+    posts.get(timeout=10)
+  del loads
+  gc.collect()
+  thread.join(10)
+  assert not thread.is_alive()
+
+
+def test_an_executor_hands_over_the_end_of_a_parked_load_of_no_pages():
+  drive = test_overlap.make_driver("whole")
+  load = drive.load_work(np.zeros(0, int), np.zeros(0, int), transfer_id=5)
+  (done,) = drive.step(loads=(load,), parked_loads=(5,))
+  assert done == protocol.LoadDone(5, done.at_s)
+
+
+def test_waiting_ends_in_time_when_only_parts_come():
+  """Parts that are not the last of their load are no events."""
+  drive = test_overlap.make_driver("whole")
+  executor = drive.executor
+  spread = []
+  executor._staged.spread = lambda part, pools: spread.append(part) or pools
+  part = lambda is_last: staged_loads.Arrived(
+    transfer_id=5, buffer=0, device_slots=np.zeros(0, np.int32), is_last=is_last, at_s=0.0
+  )
+  executor._watcher.expect(3)
+  for _ in range(2):
+    executor._watcher.post(part(False))
+  until_s = executor.now_s() + 0.05
+  assert executor.wait(until_s) == []
+  assert until_s <= executor.now_s() < until_s + 5
+  assert executor.wait(executor.now_s() - 1) == []  # a time that is over
+  executor._watcher.post(part(True))
+  (done,) = executor.wait(None)
+  assert done.transfer_id == 5
+  assert len(spread) == 3
+  with pytest.raises(RuntimeError, match="nothing is under way"):
+    executor.wait(None)
