@@ -23,8 +23,8 @@ class ExecutorConfig:
   piece_tokens: int = 512  # tokens of the largest piece that a prefill is cut into
   prefill_rows: int = 1  # pieces of different prefills that are computed together, at most
   layers_per_program: int = 1  # layers in one program where nothing is loaded beside
-  attention: str = "auto"  # implementation by name; auto: the fastest that can be
-  row_factor: int = 4  # between the numbers of rows that batches are padded to
+  attention: str = "auto"  # or "reference", "xla", "cudnn", "hopper"; auto: the fastest that can be
+  row_factor: int = 4  # factor between the numbers of rows that batches are padded to
 
   def __post_init__(self) -> None:
     validation.check_choice(self, "attention", ("auto", *attention.IMPLEMENTATIONS))

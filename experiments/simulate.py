@@ -45,7 +45,7 @@ FLAGS.add_flag(
   "prefills are cut and padded to pieces of at most so many tokens, as by the real executor",
 )  # fmt: skip
 FLAGS.add_flag("prefill_rows", int, 1, "with --piece_tokens: pieces computed together at most")
-FLAGS.add_flag("row_factor", int, 4, "with --piece_tokens: between the numbers of rows of batches")
+FLAGS.add_flag("row_factor", int, 4, "with --piece_tokens: factor between batches' numbers of rows")
 FLAGS.add_flag("initial_cache", str, "cold", f"one of {', '.join(sim.INITIAL_CACHES)}")
 FLAGS.add(sim.PoolSizes)
 FLAGS.add(
