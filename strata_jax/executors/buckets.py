@@ -105,7 +105,13 @@ def _from_one(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def ladder(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
-  """Sizes up to `largest`, each `factor` below the next, none under `smallest` but the last."""
+  """Sizes up to `largest`, each `factor` below the next, none under `smallest` but the last.
+
+  Raises:
+    ValueError: a factor below 2.
+  """
+  if factor < 2:
+    raise ValueError(f"factor between sizes: expected an integer >= 2, got {factor}")
   sizes = [largest]
   while sizes[-1] // factor >= smallest:
     sizes.append(sizes[-1] // factor)

@@ -59,6 +59,19 @@ def test_ladder():
   assert buckets.ladder(1, 64, 4) == (1, 4, 16, 64)
 
 
+@pytest.mark.parametrize("factor", [1, 0, -2])
+def test_a_factor_that_makes_no_smaller_sizes_is_refused(factor):
+  with pytest.raises(ValueError, match=f"factor between sizes: expected .* got {factor}"):
+    make_small(28, row_factor=factor)
+
+
+@given(st.integers(1, 300), st.integers(2, 20), st.integers(1, 40))
+def test_every_number_of_running_requests_has_a_decode_batch(running, factor, least):
+  sizes = make_small(running, row_factor=factor, least_decodes=least).decode_requests
+  assert sizes[0] == least
+  assert buckets.smallest_bucket(running, sizes) < max(running, least) + 8
+
+
 def test_a_count_beyond_the_largest_bucket_is_refused():
   assert buckets.smallest_bucket(33, (32, 128)) == 128
   with pytest.raises(ValueError, match="expected at most 128, got 129"):
