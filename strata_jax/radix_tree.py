@@ -240,7 +240,8 @@ class HiRadixTree:
     Every eviction that ends inside a node splits it. Without joins the path of a context that is
     evicted and loaded again and again would break up into single pages. The lower object of two
     goes on, with the id of the upper one. Equal locks, waiters and producers say that nobody holds
-    the upper object. To be called where nobody holds node ids either.
+    the upper object. To be called where nobody holds node ids either. Runs are the same with and
+    without, as long as the host has room; what it evicts is backed up anew in fewer, larger pieces.
 
     Returns:
       The topmost node of the path.

@@ -1,4 +1,4 @@
-"""Joined nodes change no decision: whole runs with and without, and the state machine on reloads."""
+"""Joined nodes change no decision: runs with and without, and the state machine on reloads."""
 
 import random
 

@@ -177,6 +177,36 @@ def test_draws_do_not_depend_on_the_batch():
   assert got == alone
 
 
+def test_steps_in_a_row_draw_as_single_ones_whoever_is_released_meanwhile():
+  """Of more requests than the largest batch has rows, greedy ones and drawn ones side by side."""
+  drive = tiny_driver()
+  temperatures = (1.5, 1.5, 0.0, 1.5, 1.5, 1.5)
+  draws = [protocol.SamplingParams(t, seed=i % 3 - 1) for i, t in enumerate(temperatures)]
+  slots = lambda i: [4 * i, 4 * i + 1, 4 * i + 2]
+  expected = []
+  for i, sampling in enumerate(draws):
+    drive.executor.register(i, sampling, None)
+    ids = [*drive.prefill(i, [3, 4, 5], slots(i)).tokens[i]]
+    for position in range(3, 8):
+      work = drive.decode_work(i, ids[-1], position, slots(i))
+      ids += drive.step(decodes=(work,))[0].tokens[i]
+    drive.executor.release(i)
+    expected.append(tuple(ids))
+  assert len(set(expected)) == 4  # three seeds, and the greedy one
+  for i, sampling in enumerate(draws):
+    drive.executor.register(i, sampling, None)
+    drive.prefill(i, [3, 4, 5], slots(i))
+  works = tuple(drive.decode_work(i, expected[i][0], 3, slots(i), 3) for i in range(6))
+  drive.executor.launch(protocol.StepWork(step_id=0, decodes=works, decode_steps=3))
+  drive.executor.release(1)
+  drive.executor.release(5)
+  (done,) = drive.executor.wait(None)
+  assert done.tokens == {i: expected[i][1:4] for i in range(6)}
+  works = tuple(drive.decode_work(i, expected[i][3], 6, slots(i), 2) for i in (4, 2, 0, 3))
+  done = drive.step(decodes=works, decode_steps=2)[0]
+  assert done.tokens == {i: expected[i][4:6] for i in (0, 2, 3, 4)}
+
+
 def test_near_ties_are_reported():
   config, params = tiny()
   same = params.head.output.at[1].set(params.head.output[0])  # tokens 0 and 1 tie always

@@ -199,6 +199,40 @@ def test_interpreted_kernel_is_the_reference(heads, kv_heads, page_size, tokens,
   _assert_close(got, reference.attend(*operands))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("heads", "kv_heads", "page_size", "tokens", "blocks"),
+  [
+    (4, 4, 16, [64, 32], 3),  # every page of the tables is full, a KV head for each head
+    (64, 64, 8, [8, 16], 2),  # all heads of a product with KV of their own
+    (64, 1, 64, [128], 4),  # one KV head for all
+    (8, 2, 32, [0, 0, 0, 96, 0, 0], 5),  # one valid row among padding, over all its table
+  ],
+)
+def test_full_tables_and_a_row_that_no_more_blocks_share_than_if_all_were_valid(
+  heads, kv_heads, page_size, tokens, blocks
+):
+  args = DecodeArgs(
+    batch=len(tokens), heads=heads, kv_heads=kv_heads, head_dim=64, page_size=page_size
+  )
+  q, pool, table, count = _batch(args, tokens)
+  table = table[:, : max(tokens) // page_size]
+  parts = tiles.most_parts(len(tokens), blocks, part_factor=1)
+  tile = tiles.find_tile(kv_heads, page_size, 64)
+  out, lse, counts = mosaic_gpu.attend(
+    q, pool, table, count, tile=tile, stages=3, blocks=blocks, parts=parts, interpret=INTERPRET
+  )
+  assert not moves.races_found()
+  used = jnp.where(count > 0, counts, 0)
+  assert used.max() <= parts
+  got = mosaic_merge.merge_parts(
+    out, lse, counts, count, heads=heads, dtype=q.dtype, interpret=INTERPRET
+  )
+  want = reference.attend(q, pool, table, count)
+  _assert_close(got, want)
+  _assert_close(merge.merge_parts(out[:, :, :heads], lse[:, :, :heads], used), want)
+
+
 def _shapes(args: DecodeArgs, pages: int = 1000):
   shape = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=lowering.DEVICE)
   return (
