@@ -35,7 +35,7 @@ def test_attention_on_a_hopper_gpu():
   assert choose("auto", on_hopper=False) == "cudnn"
   assert choose("auto", model=FLOAT32) == "xla"
   for wrong in ({"page_size": 1}, {"on_hopper": False}, {"model": FLOAT32}):
-    with pytest.raises(ValueError, match="attention 'hopper': expected such a GPU"):
+    with pytest.raises(ValueError, match="attention 'hopper': expected a Hopper GPU"):
       choose("hopper", **wrong)
 
 
