@@ -45,8 +45,8 @@ def choose_attention(
     )
   if name == "hopper" and not by_kernel:
     raise ValueError(
-      "attention 'hopper': expected a Hopper GPU, and a model and pages in bfloat16 that its kernel "
-      f"takes, got {model.name}, {model.dtype}, with pages of {page_layout.page_size}, "
+      "attention 'hopper': expected a Hopper GPU, and a model and pages in bfloat16 that its "
+      f"kernel takes, got {model.name}, {model.dtype}, with pages of {page_layout.page_size}, "
       f"{page_layout.dtype}, and {'a Hopper GPU' if on_hopper else 'none'}"
     )
   return name
