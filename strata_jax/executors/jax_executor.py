@@ -164,7 +164,13 @@ class JaxExecutor:
     return self._host
 
   def take_pools(self) -> pools_lib.Pools:
-    """Hands the pools over to another executor; this one can do nothing until it has them again."""
+    """Hands the pools over to another executor; this one can do nothing until it has them again.
+
+    Raises:
+      RuntimeError: something is under way, or has not been waited for.
+    """
+    if self._watcher.is_busy:
+      raise RuntimeError("take_pools: expected nothing under way, got events that are to come")
     pools = self._device, self._host
     self._device, self._host = (), None
     return pools

@@ -47,6 +47,11 @@ class Watcher:
     self._expected += gives_event
     self._points.put(_Point(block, happen))
 
+  @property
+  def is_busy(self) -> bool:
+    """Whether an event is to come that `wait` has not handed over."""
+    return self._expected > 0
+
   def expect(self, events: int) -> None:
     """So many events will come by `post`."""
     self._expected += events

@@ -243,3 +243,18 @@ def test_waiting_ends_in_time_when_only_parts_come():
   assert len(spread) == 3
   with pytest.raises(RuntimeError, match="nothing is under way"):
     executor.wait(None)
+
+
+def test_pools_are_not_taken_while_a_load_is_under_way():
+  drive = test_overlap.make_driver("whole")
+  pools = drive.executor.device_pool
+  load = drive.load_work(np.arange(4), np.arange(4), transfer_id=5)
+  drive.executor.launch(protocol.StepWork(step_id=1, loads=(load,), parked_loads=(5,)))
+  with pytest.raises(RuntimeError, match="expected nothing under way"):
+    drive.executor.take_pools()
+  assert drive.executor.device_pool is pools
+  (done,) = drive.executor.wait(None)
+  assert done.transfer_id == 5
+  taken = drive.executor.take_pools()
+  drive.executor.give_pools(taken)
+  assert drive.executor.device_pool is taken[0]

@@ -34,6 +34,19 @@ def test_wait_sleeps_until_the_time_when_nothing_comes():
   assert watch.wait(0.0) == []
 
 
+def test_it_knows_whether_an_event_is_to_come():
+  watch = watcher.Watcher()
+  assert not watch.is_busy
+  watch.add(lambda: None, lambda: None, gives_event=False)
+  assert not watch.is_busy
+  watch.expect(1)
+  assert watch.is_busy
+  watch.post(done(1)())
+  assert watch.is_busy
+  watch.wait(None)
+  assert not watch.is_busy
+
+
 def test_an_error_is_raised_and_stays():
   watch = watcher.Watcher()
 
