@@ -121,7 +121,7 @@ def test_an_executor_parks_by_them(monkeypatch, buffer_pages):
     cpu_driver.copy(copies, stream)
 
   monkeypatch.setattr(cuda_copies, "submit_batch", slow)
-  drive = test_overlap.make_driver("whole", pools=drive.executor.take_pools())
+  drive = test_overlap.make_driver("whole", chunks=(16,), pools=drive.executor.take_pools())
   drive.executor.warmup()
   drive.executor.register(0, protocol.SamplingParams(), None)
   parked = drive.load_work(kept[1], np.arange(40, 40 + len(kept[1])), transfer_id=5)
