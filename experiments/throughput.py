@@ -32,6 +32,7 @@ from experiments.throughput_bench import Bench, BenchConfig
 from experiments.throughput_folder import PointsFolder
 from experiments.throughput_plan import Contender, Point
 from strata_jax import config as config_lib
+from strata_jax.executors import choices
 from strata_jax.models import random
 from strata_jax.simulation import SERVING
 from strata_jax.workloads import synthetic
@@ -103,12 +104,12 @@ def main(args: flags.Args) -> None:
   )
   for contender in contenders:
     _check_sizes(workload, config, contender)
+  turns = throughput_plan.order(contenders, args.repeats, args.once)
   with flags.usage_errors():
     facts = {"workload": workload.name, "shape": shape, "reference": args.reference_requests}
     folder = PointsFolder(args.out, {"bench": config, **facts})
   run_folder.say(f"{len(folder.rows)} points are there")
   measured: dict[str, Any] = {"not_reached": [], "t_ref_s": None, "costs": {}}
-  turns = throughput_plan.order(contenders, args.repeats, args.once)
   if not folder.rows or any(next(_points(args, folder, turn), None) for turn in turns):
     params = jax.block_until_ready(random.random_params(model, args.seed))
     bench = Bench(config, params, workload, contenders)
@@ -191,6 +192,11 @@ def _check(args: flags.Args) -> None:
 def _check_sizes(workload: Workload, config: BenchConfig, contender: Contender) -> None:
   cache = config.cache(contender)
   serve_setup.check_sizes(workload.requests, config.model, cache)
+  with flags.usage_errors():
+    choices.attention_on(
+      jax.devices()[0], config.executor.attention, config.model,
+      config.model.page_layout(cache.page_size),
+    )  # fmt: skip
   if config.serving.step_tokens < cache.page_size:
     raise flags.UsageError(
       f"--step_tokens: expected at least a page of {cache.page_size}, "

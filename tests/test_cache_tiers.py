@@ -6,6 +6,7 @@ import pytest
 from strata_jax.config import CacheConfig
 from strata_jax.controller.results import ControllerStats
 from strata_jax.controller.tiers import CacheTiers
+from strata_jax.controller.waiting_line import WaitingLine
 from strata_jax.executors.protocol import LoadDone
 from strata_jax.radix_tree import DEVICE, HOST
 from strata_jax.tree_checks import check_slots, check_tree
@@ -43,3 +44,14 @@ def test_a_path_does_not_break_up_by_evictions_and_loads(joins):
       assert node.path() == [node]
   if not joins:
     assert len(node.path()) > 10
+
+
+def test_a_node_that_was_joined_counts_as_progress():
+  tiers, node = make(True)
+  line = WaitingLine(tiers)
+  upper = tiers.tree.split(node, 10)
+  gone = node.id
+  before = line._progress((upper.id, gone))
+  tiers.tree.join(node)
+  assert gone not in tiers.tree.nodes
+  assert line._progress((upper.id, gone)) > before

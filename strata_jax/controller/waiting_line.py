@@ -1,6 +1,7 @@
 """The requests that wait, in arrival order, with their views and the counts of their waiting."""
 
 import bisect
+import sys
 from collections.abc import Iterator, Sequence
 
 from strata_jax.controller import admission, view_builder
@@ -117,8 +118,8 @@ class WaitingLine:
     position = 0
     for node_id in node_ids:
       node = self._tiers.tree.nodes.get(node_id)
-      if node is None:
-        continue
+      if node is None:  # somebody waits for it, so it is not gone: it was computed, then joined
+        return sys.maxsize
       if node.slots[DEVICE] is not None:
         position += node.end
       elif node.producers:

@@ -52,6 +52,15 @@ def choose_attention(
   return name
 
 
+def attention_on(
+  device: jax.Device, name: str, model: config.ModelConfig, page_layout: layout.PageLayout
+) -> str:
+  """`choose_attention` for a device."""
+  hopper_gpu = getattr(device, "compute_capability", None) == "9.0"
+  on_gpu = device.platform == "gpu"
+  return choose_attention(name, model, page_layout, on_gpu, on_hopper=hopper_gpu)
+
+
 def choose_overlap(name: str, io: str, on_gpu: bool) -> str:
   """One of OVERLAPS; `auto` is by layer on a GPU, where the I/O back end can.
 

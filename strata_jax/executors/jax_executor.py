@@ -114,10 +114,7 @@ class JaxExecutor:
     self._buckets = buckets
     self._target = jax.devices()[0]
     on_gpu = self._target.platform == "gpu"
-    attention = choices.choose_attention(
-      attention, config, page_layout, on_gpu,
-      on_hopper=getattr(self._target, "compute_capability", None) == "9.0",
-    )  # fmt: skip
+    attention = choices.attention_on(self._target, attention, config, page_layout)
     self._by_layer = choices.choose_overlap(overlap, io, on_gpu) == "layer"
     self._stack = layer_stack.LayerStack(
       config, params, attention, self._target, layers_per_program=layers_per_program

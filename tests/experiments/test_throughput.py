@@ -167,6 +167,8 @@ def test_a_search_brackets_the_target_and_goes_on_where_it_was(tmp_path, capsys)
     ([*_TWO, "--device_tokens=64"], r"the device pool is too small, expected --device_tokens"),
     ([*_TWO, "--context_tokens=600", "--device_tokens=2048"], r"at most 512 together"),
     ([*_TWO, "--workload=no_reuse"], r"--contexts: expected a workload of documents"),
+    ([*_TWO, "--attention=hopper"], r"attention 'hopper': expected a Hopper GPU"),
+    ([*_TWO, "--once=mine"], r"--once: expected some of vllm_lmcache_like@8, .* got 'mine'"),
   ],
 )
 def test_what_a_user_gets_wrong_is_answered_in_one_line(arguments, message, tmp_path):
