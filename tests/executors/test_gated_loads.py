@@ -117,7 +117,7 @@ def test_standing_at_gates_is_measured(runtime, monkeypatch, late):
   if late:  # at the first gate alone
     assert 0.05 <= gated.stalled_s() < 0.15
   else:
-    assert 0.15 <= gated.stalled_s() <= time.perf_counter() - started_s
+    assert 0.1 < gated.stalled_s() <= time.perf_counter() - started_s
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="copies by the CPU")

@@ -135,9 +135,7 @@ def test_some_layers_in_one_program_compute_the_same():
 def test_nothing_compiles_after_the_warm_up(layers_per_program):
   # A width that no other test compiles.
   context = 112 + 4 * layers_per_program
-  drive = make_driver(
-    "layer", context=context, layers_per_program=layers_per_program, chunks=(16, 64)
-  )
+  drive = make_driver("layer", context=context, layers_per_program=layers_per_program, chunks=(16,))
   drive.executor.warmup()
   assert not np.any(device_tier.read_pages(drive.executor.device_pool, np.arange(DEVICE_PAGES)))
   kept = fill_host(drive)

@@ -175,7 +175,6 @@ def test_a_third_of_the_rows_keeps_all_blocks_busy():
   ("heads", "kv_heads", "page_size", "tokens", "blocks"),
   [
     (8, 2, 16, [50, 0, 17], 4),  # two pages a tile, a padded row in between
-    slow(8, 8, 16, [23, 16], 5),  # a page is two tiles
     slow(9, 3, 16, [70, 1], 2),  # heads that are padded; tiles of 192 rows
     slow(4, 1, 64, [64, 129, 63], 3),  # a tile is a page
     slow(4, 1, 8, [9], 4),  # eight pages a tile, of which two are valid
@@ -203,7 +202,7 @@ def test_interpreted_kernel_is_the_reference(heads, kv_heads, page_size, tokens,
 @pytest.mark.parametrize(
   ("heads", "kv_heads", "page_size", "tokens", "blocks"),
   [
-    (16, 16, 8, [16, 8], 2),  # a KV head for each head
+    (16, 16, 8, [16, 8], 2),  # a KV head for each head; a page is two tiles
     (64, 1, 64, [64], 2),  # one KV head for all of a product
     (8, 2, 32, [0, 0, 64, 0], 5),  # one valid row among padding, over all its table
   ],
