@@ -5,15 +5,17 @@ import os
 import shutil
 import tempfile
 
+import jax
+import pytest
+
 # Many tests compile the same programs, in processes of their own: they share what is compiled.
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 if _CACHE not in os.environ:
   os.environ[_CACHE] = tempfile.mkdtemp(prefix="strata_jax_tests_")
+  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"  # both for the processes to come
+  jax.config.update("jax_compilation_cache_dir", os.environ[_CACHE])
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
   atexit.register(shutil.rmtree, os.environ[_CACHE], ignore_errors=True)
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-
-import jax  # noqa: E402
-import pytest  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
