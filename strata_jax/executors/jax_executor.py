@@ -57,7 +57,8 @@ class JaxExecutor:
   prefills each decode step takes a share along. Copies by the driver (see `gated_loads`) run
   beside prefills alone; how long the compute stood at their gates counts as stall. With kernels the
   first layer's load, which is not hidden, counts alone.
-  Backups and parked loads by the driver's copies run beside all of it (see `side_copies`).
+  Backups and parked loads by the driver's copies run beside all of it (see `side_copies` and
+  `staged_loads`).
 
   Shapes are padded to `buckets`. `warmup` compiles all programs; afterwards `recompiles` counts
   compilations that a step caused, which is a bug.
@@ -377,11 +378,10 @@ class JaxExecutor:
       works, self._buckets, page_size=self._page_size, device_pages=len(self._device[0])
     )
     inputs = [self._prefill_batch(batch, works) for batch in packed]
-    xs = self._forward([batch for batch, _ in inputs], loads, step)
-    for batch, x, (rows, draws) in zip(packed, xs, inputs, strict=True):
-      request_ids = _sampled(batch, works)
+    xs = self._forward([batch for batch, *_ in inputs], loads, step)
+    for x, (batch, draws, request_ids) in zip(xs, inputs, strict=True):
       if any(request_id is not None for request_id in request_ids):
-        step.add_result(request_ids, *self._stack.head(x, rows.lengths, draws))
+        step.add_result(request_ids, *self._stack.head(x, batch.lengths, draws))
       else:
         step.block = programs.marker(x).block_until_ready
     results = step.results
@@ -394,7 +394,8 @@ class JaxExecutor:
 
   def _prefill_batch(
     self, batch: prefill_batches.PackedBatch, works: Sequence[protocol.PrefillWork]
-  ) -> tuple[layer_stack.Batch, packed_rows.Draws]:
+  ) -> tuple[layer_stack.Batch, packed_rows.Draws, tuple[int | None, ...]]:
+    """The batch on the device, and the request of each row (None: it gives no token)."""
     sizes = self._buckets.batch_rows(batch.padded_tokens)
     rows = self._rows(buckets_lib.smallest_bucket(len(batch.pieces), sizes), batch.padded_tokens)
     contexts = [
@@ -405,8 +406,9 @@ class JaxExecutor:
     rows.token_ids[:], rows.starts[:], rows.lengths[:] = prefill_batches.arrays(
       batch, works, len(rows.table)
     )
-    self._fill_draws(rows, _sampled(batch, works), 1)
-    return rows.put(self._target)
+    request_ids = _sampled(batch, works)
+    self._fill_draws(rows, request_ids, 1)
+    return *rows.put(self._target), request_ids
 
   def _launch_decodes(
     self,
