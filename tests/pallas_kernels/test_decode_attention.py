@@ -21,6 +21,7 @@ from strata_jax.pallas_kernels.decode_attention import (
   mosaic_merge,
   reference,
   tiles,
+  work_line,
 )
 from strata_jax.pallas_kernels.decode_attention.arg_specs import ARG_SPECS, DecodeArgs
 from tests.pallas_kernels import lowering, moves
@@ -98,22 +99,29 @@ def test_merged_parts_are_the_whole_and_unused_ones_may_be_anything():
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(2, 128), slow(3, 64)])
-def test_interpreted_merge_is_that_in_jnp(heads, head_dim):
-  """More parts than the warpgroups read at once; of one row none, whatever stands there."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_interpreted_merge_is_that_in_jnp(heads, head_dim, shared):
+  """More parts than the warpgroups read at once; one row has none, whatever stands there."""
   rng = np.random.default_rng(2)
-  out = rng.standard_normal((4, 40, 8, head_dim), np.float32)
-  lse = 3 * rng.standard_normal((4, 40, 8), np.float32)
-  counts, tokens = np.array([40, 7, 9, 1], np.int32), np.array([5, 5, 0, 9], np.int32)
-  for row, count in enumerate(counts):
-    out[row, count:] = lse[row, count:] = np.nan
-  out, lse, counts, tokens = map(jnp.asarray, (out, lse, counts, tokens))
-  how = {"heads": heads, "dtype": jnp.float32, "interpret": INTERPRET}
-  got = mosaic_merge.merge_parts(out, lse, counts, tokens, **how)
+  items, rows = (8, 16) if shared else (4, 8)
+  parts = np.array([40, 7, 0, 1, 0, 12, 0, 0][:items], np.int32)
+  out = rng.standard_normal((items, 40, rows, head_dim), np.float32)
+  lse = 3 * rng.standard_normal((items, 40, rows), np.float32)
+  for item, count in enumerate(parts):
+    out[item, count:] = lse[item, count:] = np.nan
+  groups = work_line.no_groups(4)
+  if shared:  # the rows 1 and 3
+    groups = groups._replace(
+      leaders=jnp.array([0, 1, 2, 1], jnp.int32), sides=jnp.array([0, 0, 0, 1], jnp.int32)
+    )
+  line = work_line.WorkLine(*[jnp.asarray(parts)] * 8)
+  how = {"heads": heads, "dtype": jnp.float32}
+  args = jnp.asarray(out), jnp.asarray(lse), line, groups
+  got = mosaic_merge.merge_items(*args, **how, interpret=INTERPRET)
   assert not moves.races_found()
-  used = jnp.where(tokens > 0, counts, 0)
-  want = merge.merge_parts(out[:, :, :heads], lse[:, :, :heads], used)
-  for one, other in zip(got, want, strict=True):
+  for one, other in zip(got, merge.merge_items(*args, **how), strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+  assert (np.asarray(got[1][2]) == merge.NOTHING).all()
 
 
 @pytest.mark.parametrize(
@@ -171,6 +179,25 @@ def test_a_third_of_the_rows_keeps_all_blocks_busy():
   assert share == -(-25_000 // CONFIG.blocks)
 
 
+def _interpreted(operands, *, blocks, part_factor=2, stages=2, width=1):
+  """Groups, line, and both results of the kernels in the interpreter."""
+  q, pool, table, tokens = operands
+  tile = tiles.find_tile(pool.shape[3], pool.shape[2], 64)
+  groups = work_line.no_groups(len(q))
+  if width > 1:
+    groups = work_line.find_groups(table, tokens, width=width, tile=tile)
+  most = tiles.most_parts(len(q), blocks, part_factor)
+  line = work_line.make_line(tokens, groups, width=width, tile=tile, blocks=blocks, most_parts=most)
+  out, lse = mosaic_gpu.attend(
+    q, pool, table, line, tile=tile, stages=stages, most_parts=most, interpret=INTERPRET
+  )
+  assert not moves.races_found()
+  assert int(line.parts.max()) <= most
+  how = {"heads": q.shape[1], "dtype": jnp.float32}
+  by_kernel = mosaic_merge.merge_items(out, lse, line, groups, **how, interpret=INTERPRET)
+  return groups, by_kernel, merge.merge_items(out, lse, line, groups, **how)
+
+
 @pytest.mark.parametrize(
   ("heads", "kv_heads", "page_size", "tokens", "blocks"),
   [
@@ -187,14 +214,7 @@ def test_interpreted_kernel_is_the_reference(heads, kv_heads, page_size, tokens,
     batch=len(tokens), heads=heads, kv_heads=kv_heads, head_dim=64, page_size=page_size
   )
   operands = _batch(args, tokens)
-  tile = tiles.find_tile(kv_heads, page_size, 64)
-  parts = tiles.most_parts(len(tokens), blocks, 2)
-  out, lse, counts = mosaic_gpu.attend(
-    *operands, tile=tile, stages=2, blocks=blocks, parts=parts, interpret=INTERPRET
-  )
-  assert not moves.races_found()
-  used = jnp.where(operands[-1] > 0, counts, 0)
-  got = merge.merge_parts(out[:, :, :heads], lse[:, :, :heads], used)
+  *_, got = _interpreted(operands, blocks=blocks)
   _assert_close(got, reference.attend(*operands))
 
 
@@ -214,21 +234,121 @@ def test_full_tables_and_a_row_that_no_more_blocks_share_than_if_all_were_valid(
     batch=len(tokens), heads=heads, kv_heads=kv_heads, head_dim=64, page_size=page_size
   )
   q, pool, table, count = _batch(args, tokens)
-  table = table[:, : max(tokens) // page_size]
-  parts = tiles.most_parts(len(tokens), blocks, part_factor=1)
-  tile = tiles.find_tile(kv_heads, page_size, 64)
-  out, lse, counts = mosaic_gpu.attend(
-    q, pool, table, count, tile=tile, stages=3, blocks=blocks, parts=parts, interpret=INTERPRET
-  )
-  assert not moves.races_found()
-  used = jnp.where(count > 0, counts, 0)
-  assert used.max() <= parts
-  got = mosaic_merge.merge_parts(
-    out, lse, counts, count, heads=heads, dtype=q.dtype, interpret=INTERPRET
-  )
-  want = reference.attend(q, pool, table, count)
-  _assert_close(got, want)
-  _assert_close(merge.merge_parts(out[:, :, :heads], lse[:, :, :heads], used), want)
+  operands = q, pool, table[:, : max(tokens) // page_size], count
+  _, *both = _interpreted(operands, blocks=blocks, part_factor=1, stages=3)
+  for got in both:
+    _assert_close(got, reference.attend(*operands))
+
+
+def _share(operands, pairs):
+  """The operands with the first pages of one row in the table of another."""
+  q, pool, table, tokens = operands
+  table = np.array(table)
+  for source, row, pages in pairs:
+    table[row, :pages] = table[source, :pages]
+  return q, pool, jnp.asarray(table), tokens
+
+
+@pytest.mark.parametrize(
+  ("heads", "kv_heads", "tokens", "blocks", "pairs", "leaders"),
+  [
+    # The third that is alike has no place in a group of two.
+    (32, 4, [80, 0, 70, 90], 3, [(0, 2, 3), (0, 3, 2)], [0, 1, 0, 3]),
+    # Four to a product; one of them has nothing of its own.
+    slow(9, 3, [64, 90, 70, 16, 75], 4, [(0, 1, 4), (0, 2, 4), (0, 4, 4)], [0, 0, 0, 3, 0]),
+    # Two groups, and a row that shares too little with either.
+    slow(24, 8, [50, 80, 60, 70, 40], 5, [(0, 2, 3), (1, 3, 2), (1, 4, 1)], [0, 1, 0, 1, 4]),
+  ],
+)
+def test_rows_that_share_pages_read_them_together(
+  monkeypatch, heads, kv_heads, tokens, blocks, pairs, leaders
+):
+  monkeypatch.setattr(work_line, "LEAST_SHARED_TOKENS", 32)
+  args = DecodeArgs(batch=len(tokens), heads=heads, kv_heads=kv_heads, head_dim=64, page_size=16)
+  operands = _share(_batch(args, tokens), pairs)
+  width = tiles.QUERY_ROWS // tiles.padded_heads(heads)
+  groups, *both = _interpreted(operands, blocks=blocks, width=width)
+  assert groups.leaders.tolist() == leaders
+  for got in both:
+    _assert_close(got, reference.attend(*operands))
+
+
+@st.composite
+def _prefix_trees(draw):
+  """Tables of rows that go the way of an earlier row for some pages, as of a radix tree."""
+  page_size = draw(st.sampled_from([16, 32, 64]))
+  tables, tokens, pages = [], [], itertools.count()
+  for row in range(draw(st.integers(1, 9))):
+    table = [next(pages) for _ in range(24)]
+    tokens.append(draw(st.integers(0, 24 * page_size)))
+    if row and draw(st.booleans()):
+      source = draw(st.integers(0, row - 1))
+      common = draw(st.integers(0, min(tokens[row], tokens[source]) // page_size))
+      table[:common] = tables[source][:common]
+    used = -(-tokens[row] // page_size)
+    table[used:] = [draw(st.integers(-(2**31), 2**31 - 1))] * (24 - used)
+    tables.append(table)
+  return np.array(tables, np.int32), np.array(tokens, np.int32), page_size
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(batch=_prefix_trees(), width=st.integers(2, 4), blocks=st.integers(1, 40))
+def test_groups_read_only_what_all_of_them_have_and_every_tile_is_read_once(batch, width, blocks):
+  table, tokens, page_size = batch
+  rows = len(table)
+  tile = tiles.find_tile(8, page_size, 64)
+  how = {"width": width, "tile": tile}
+  groups = work_line.find_groups(jnp.asarray(table), jnp.asarray(tokens), **how)
+  leaders, sides, shared = (np.asarray(array) for array in groups)
+  assert (leaders[leaders] == leaders).all()
+  for row in range(rows):
+    assert shared[row] == shared[leaders[row]]
+    assert shared[row] == 0 or shared[row] >= work_line.LEAST_SHARED_TOKENS
+    assert shared[row] <= tokens[row]
+    common = shared[row] // page_size
+    assert common * page_size == shared[row]
+    assert (table[row, :common] == table[leaders[row], :common]).all()
+  for leader in set(leaders):
+    members = np.flatnonzero(leaders == leader)
+    assert sides[members].tolist() == list(range(len(members)))
+    assert len(members) <= width
+    assert (len(members) > 1) == (shared[leader] > 0)
+
+  most = tiles.most_parts(rows, blocks, 2)
+  line = work_line.make_line(jnp.asarray(tokens), groups, blocks=blocks, most_parts=most, **how)
+  line = work_line.WorkLine(*(np.asarray(array) for array in line))
+  read = np.zeros((rows, 24 * page_size // tile.tokens), int)  # how often a row attends to a tile
+  parts = np.zeros(2 * rows, int)
+  for block in range(blocks):
+    first, end = block * line.share[0], (block + 1) * line.share[0]
+    for item in range(line.first_items[block], line.end_items[block]):
+      count = -(-line.tokens[item] // tile.tokens) - line.first_tiles[item]
+      begin, stop = max(first - line.starts[item], 0), min(end - line.starts[item], count)
+      if begin >= stop:
+        continue
+      assert block - line.starts[item] // line.share[0] == parts[item]  # where the part is written
+      parts[item] += 1
+      span = slice(line.first_tiles[item] + begin, line.first_tiles[item] + stop)
+      for row in set(line.members[item]):
+        read[row, span] += 1
+  assert (parts == line.parts).all()
+  assert parts.max() <= most
+  for row in range(rows):
+    used = -(-tokens[row] // tile.tokens)
+    assert (read[row, :used] == 1).all()
+    assert not read[row, used:].any()
+
+
+def test_a_prompt_that_all_begin_with_does_not_mix_those_that_go_on_alike():
+  """Of 20,000 tokens 320 are everybody's, the rest that of the next row but one."""
+  table = np.arange(4 * 625, dtype=np.int32).reshape(4, 625)
+  table[1:, :10] = table[0, :10]
+  table[2, :600], table[3, :600] = table[0, :600], table[1, :600]
+  tokens = jnp.full(4, 20_000, jnp.int32)
+  tile = tiles.find_tile(8, 32, 64)
+  groups = work_line.find_groups(jnp.asarray(table), tokens, width=2, tile=tile)
+  assert groups.leaders.tolist() == [0, 1, 0, 1]
+  assert groups.shared_tokens.tolist() == [19_200] * 4
 
 
 def _shapes(args: DecodeArgs, pages: int = 1000):
@@ -332,6 +452,7 @@ def test_operands_that_do_not_fit_are_refused():
     ("stages", 0, "an integer >= 1"),
     ("part_factor", 0, "an integer >= 1"),
     ("merge_kernel", None, "one of False, True"),
+    ("share_prefixes", None, "one of False, True"),
   ],
 )
 def test_config_out_of_range_is_refused(field, value, wanted):
@@ -341,7 +462,7 @@ def test_config_out_of_range_is_refused(field, value, wanted):
 
 def test_the_bench_runs_with_the_reference(capsys):
   attend = bench.kernel(implementation="reference")
-  rates = bench.measure(SMALL, [20, 0], attend=attend, calls=2)
+  rates = bench.measure(SMALL, [20, 0], attend=attend, rows_a_context=2, calls=2)
   assert set(rates) == {"us", "gbps"}
   assert all(rate > 0 for rate in rates.values())
   model = "smollm2-135m-tp1-page16-batch7"
@@ -362,6 +483,22 @@ def test_every_arg_spec_is_the_reference_on_a_gpu(name):
   run = jax.jit(api.decode_attention)
   for number in range(0, len(lengths), args.batch):
     operands = _batch(args, np.resize(lengths[number:], args.batch), seed=number)
+    _assert_close(run(*operands), reference.attend(*operands))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+  "model", ["llama3.1-8b-tp1-page32", "llama3.1-8b-tp2-page64", "smollm2-135m-tp1-page16"]
+)
+def test_rows_that_share_pages_are_the_reference_on_a_gpu(model):
+  args = ARG_SPECS[f"{model}-batch7"]
+  tokens = [5000, 0, 4990, 800, 5001, 4999, 2600]
+  operands = _batch(args, tokens)
+  pages = 2560 // args.page_size
+  operands = _share(operands, [(0, 2, pages), (0, 4, pages), (0, 6, pages)])
+  for share_prefixes in (False, True):
+    config = dataclasses.replace(CONFIG, share_prefixes=share_prefixes)
+    run = jax.jit(lambda *operands, config=config: api.decode_attention(*operands, config=config))
     _assert_close(run(*operands), reference.attend(*operands))
 
 

@@ -13,6 +13,7 @@ from strata_jax.pallas_kernels.decode_attention import (
   mosaic_merge,
   reference,
   tiles,
+  work_line,
 )
 
 Implementation = Literal["mosaic_gpu", "reference"]
@@ -33,6 +34,8 @@ class DecodeAttentionConfig:
       that part of padding the device stays full.
     merge_kernel: whether parts of a row are merged by a kernel that reads only what a row has, or
       by XLA, which takes several launches and reads room for all.
+    share_prefixes: whether rows whose tables begin with the same pages read them together, as many
+      as a matrix product has room for: two of 32 heads.
   """
 
   blocks: int = 264
@@ -40,6 +43,7 @@ class DecodeAttentionConfig:
   stages: int = 3
   part_factor: int = 3
   merge_kernel: bool = True
+  share_prefixes: bool = True
 
   def __post_init__(self) -> None:
     validation.check_int(self, "blocks", minimum=1, maximum=4096)
@@ -47,6 +51,7 @@ class DecodeAttentionConfig:
     validation.check_int(self, "stages", minimum=1, maximum=16)
     validation.check_int(self, "part_factor", minimum=1, maximum=4096)
     validation.check_choice(self, "merge_kernel", (False, True))
+    validation.check_choice(self, "share_prefixes", (False, True))
 
 
 def decode_attention(
@@ -60,8 +65,8 @@ def decode_attention(
 ) -> tuple[jax.Array, jax.Array]:
   """Attention of one query token a row over the tokens in its pages.
 
-  The time is that of reading the KV of the valid tokens: rows of any length share the device
-  evenly, and rows without tokens cost nothing.
+  The time is that of reading the KV of the valid tokens, what rows share once for several of them:
+  rows of any length share the device evenly, and rows without tokens cost nothing.
 
   Args:
     q: bfloat16 [B, heads, D] or [B, 1, heads, D].
@@ -111,20 +116,20 @@ def _attend(
   heads, (_, _, page_size, kv_heads, _) = q.shape[1], pool.shape
   tile = tiles.find_tile(kv_heads, page_size, config.tile_rows)
   assert tile is not None
-  out, lse, counts = mosaic_gpu.attend(
-    q,
-    pool,
-    page_table,
-    tokens,
-    tile=tile,
-    stages=config.stages,
-    blocks=config.blocks,
-    parts=tiles.most_parts(len(q), config.blocks, config.part_factor),
+  most_parts = tiles.most_parts(len(q), config.blocks, config.part_factor)
+  width = tiles.QUERY_ROWS // tiles.padded_heads(heads) if config.share_prefixes else 1
+  if width > 1 and len(q) > 1:
+    groups = work_line.find_groups(page_table, tokens, width=width, tile=tile)
+  else:
+    width, groups = 1, work_line.no_groups(len(q))
+  line = work_line.make_line(
+    tokens, groups, width=width, tile=tile, blocks=config.blocks, most_parts=most_parts
   )
-  if config.merge_kernel:
-    return mosaic_merge.merge_parts(out, lse, counts, tokens, heads=heads, dtype=q.dtype)
-  counts = jax.lax.select(tokens > 0, counts, jnp.zeros_like(counts))
-  return merge.merge_parts(out[:, :, :heads], lse[:, :, :heads], counts)
+  out, lse = mosaic_gpu.attend(
+    q, pool, page_table, line, tile=tile, stages=config.stages, most_parts=most_parts
+  )
+  how = mosaic_merge if config.merge_kernel else merge
+  return how.merge_items(out, lse, line, groups, heads=heads, dtype=q.dtype)
 
 
 def _problem(q, pool, config: DecodeAttentionConfig) -> str:

@@ -31,14 +31,23 @@ CONFIGS = (
   api.DecodeAttentionConfig(blocks=528),
   api.DecodeAttentionConfig(part_factor=1),
   api.DecodeAttentionConfig(merge_kernel=False),
+  api.DecodeAttentionConfig(share_prefixes=False),
 )
 _CALLS = 8  # in one program, as of so many layers: starting a program takes as long as a small call
 
 
 def measure(
-  args: DecodeArgs, tokens: Iterable[int], *, attend: Attend, calls: int = _CALLS, seed: int = 0
+  args: DecodeArgs,
+  tokens: Iterable[int],
+  *,
+  attend: Attend,
+  rows_a_context: int = 1,
+  calls: int = _CALLS,
+  seed: int = 0,
 ) -> dict[str, float]:
-  """Time of one call and the rate at which it reads the KV of the valid tokens.
+  """Time of one call and the rate at which it takes in the KV of the valid tokens.
+
+  What rows share counts for each of them, so with sharing the rate may be above that of the memory.
 
   Every call of a program reads pages of its own, so that none finds them in the L2 cache.
 
@@ -46,6 +55,7 @@ def measure(
     args: shapes, such as one of `arg_specs`.
     tokens: of every row; 0 is padding.
     attend: what is measured.
+    rows_a_context: so many rows, as far apart as can be, have all but their last page in common.
     calls: in a program; each takes the queries from the output of the one before.
     seed: of the pages.
 
@@ -57,6 +67,9 @@ def measure(
   pages = args.batch * width
   rng = np.random.default_rng(seed)
   tables = rng.permutation(calls * pages).astype(np.int32).reshape(calls, args.batch, width)
+  contexts = -(-args.batch // rows_a_context)
+  for row in range(contexts, args.batch):
+    tables[:, row, :-1] = tables[:, row % contexts, :-1]
   key = jax.random.key(seed)
   q = jax.random.normal(key, (args.batch, 1, *args.q_shape()[1:]), jnp.bfloat16)
   pool = jnp.ones(args.pool_shape(calls * pages), jnp.bfloat16)
@@ -92,6 +105,7 @@ def sweep(
   batches: Iterable[int] = BATCHES,
   contexts: Iterable[int] = CONTEXTS,
   configs: Iterable[api.DecodeAttentionConfig] = CONFIGS,
+  rows_a_context: int = 1,
   baseline: Attend | None = None,
   calls: int = _CALLS,
 ) -> Iterator[dict[str, float | str]]:
@@ -105,8 +119,9 @@ def sweep(
         tokens = [context] * rows + [0] * (batch - rows)
         few = min(calls, 2) if rows * context > 100_000 else calls
         for name, attend in attends.items():
-          rates = measure(args, tokens, attend=attend, calls=few)
+          rates = measure(args, tokens, attend=attend, rows_a_context=rows_a_context, calls=few)
           row = {"model": model, "batch": batch, "valid": rows, "context": context, "how": name}
+          row["rows_a_context"] = rows_a_context
           yield row | {unit: round(rate, 1) for unit, rate in rates.items()}
 
 

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from strata_jax.pallas_kernels.decode_attention import tiles, work_line
+
 NOTHING = -1e30  # the log-sum-exp of no key at all: finite, so that differences are no NaN
 
 
@@ -32,3 +34,39 @@ def merge_parts(out: jax.Array, lse: jax.Array, counts: jax.Array) -> tuple[jax.
   out = lax.select(used, out * (weights / total)[..., None], jnp.zeros_like(out))
   lse = lax.select(some, high + lax.log(total), jnp.full_like(high, NOTHING))
   return jnp.sum(out, axis=1), jnp.squeeze(lse, 1)
+
+
+def merge_items(
+  out: jax.Array,
+  lse: jax.Array,
+  line: work_line.WorkLine,
+  groups: work_line.Groups,
+  *,
+  heads: int,
+  dtype: jax.typing.DTypeLike,
+) -> tuple[jax.Array, jax.Array]:
+  """Attention over all that a row attends to, alone and with its group.
+
+  Args:
+    out: float32 [items, parts, rows, D], normalised over a part.
+    lse: float32 [items, parts, rows].
+    line: the items.
+    groups: of the B rows.
+    heads: of a row.
+    dtype: of the result.
+
+  Returns:
+    [B, heads, D] and float32 [B, heads]: 0 and `NOTHING` for rows without tokens.
+  """
+  batch, padded = len(groups.leaders), tiles.padded_heads(heads)
+  alone = merge_parts(out[:batch, :, :heads], lse[:batch, :, :heads], line.parts[:batch])
+  if len(out) == batch:
+    return alone[0].astype(dtype), alone[1]
+  shared, shared_lse = merge_parts(out[batch:], lse[batch:], line.parts[batch:])
+  member = groups.sides[:, None] * padded + lax.iota(jnp.int32, heads)  # [B, heads]
+  leaders = groups.leaders[:, None]
+  both = jnp.stack([alone[0], shared[leaders, member]], 1)
+  both_lse = jnp.stack([alone[1], shared_lse[leaders, member]], 1)
+  merged, merged_lse = merge_parts(both, both_lse, jnp.full((batch,), 2, jnp.int32))
+  nothing = merged_lse < NOTHING / 2
+  return merged.astype(dtype), lax.select(nothing, jnp.full_like(merged_lse, NOTHING), merged_lse)

@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from strata_jax.pallas_kernels.decode_attention import tiles
+from strata_jax.pallas_kernels.decode_attention import tiles, work_line
 
 _LOG2_E = math.log2(math.e)
 _KEYS, _VALUES = 0, 1  # where they stand in a page
@@ -24,80 +24,59 @@ def attend(
   q: jax.Array,
   pool: jax.Array,
   page_table: jax.Array,
-  tokens: jax.Array,
+  line: work_line.WorkLine,
   *,
   tile: tiles.Tile,
   stages: int,
-  blocks: int,
-  parts: int,
+  most_parts: int,
   interpret: plgpu.InterpretGPUParams | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Attention over the parts of every row's context, to be merged.
+) -> tuple[jax.Array, jax.Array]:
+  """Attention over the parts of every item, to be merged.
 
   Args:
     q: [B, heads, D].
     pool: [pages, 2, page_size, kv_heads, D].
     page_table: int32 [B, N].
-    tokens: int32 [B].
+    line: the items, and what each thread block does of them.
     tile: what is read at a time.
     stages: tiles in flight.
-    blocks: thread blocks.
-    parts: `tiles.most_parts`.
+    most_parts: the size of the buffer of an item's parts.
     interpret: runs it on a CPU.
 
   Returns:
-    float32 [B, parts, 64, D], normalised over a part; its log-sum-exp, float32 [B, parts, 64]; how
-    many parts a row has, int32 [B]. What is beyond a row's parts or the heads is never written,
-    nor is the number of a row without tokens.
+    float32 [items, most_parts, 64, D], normalised over a part, and its log-sum-exp, float32 [items,
+    most_parts, 64]; the heads of a group's second row begin at `tiles.padded_heads`, and so on.
+    What is beyond an item's parts or the heads of its members may be anything.
   """
-  (batch, heads, head_dim), group = q.shape, q.shape[1] // tile.kv_heads
+  (_, heads, head_dim), group = q.shape, q.shape[1] // tile.kv_heads
+  items, width = line.members.shape
+  padded = tiles.padded_heads(heads)
   scale = head_dim**-0.5 * _LOG2_E  # of the scores, whose powers are of 2
-  padding = -heads % 8  # a copy has whole tiles of 8 rows
-  q = lax.pad(q, jnp.zeros((), q.dtype), ((0, 0, 0), (0, padding, 0), (0, 0, 0)))
+  q = lax.pad(q, jnp.zeros((), q.dtype), ((0, 0, 0), (0, padded - heads, 0), (0, 0, 0)))
 
-  def kernel(q, pool, table, tokens, out, lse, counts, q_smem, k_smem, v_smem, *barriers):
+  def kernel(q, pool, table, *refs):
+    line = work_line.WorkLine(*refs[: len(work_line.WorkLine._fields)])
+    out, lse, q_smem, k_smem, v_smem, *barriers = refs[len(line) :]
     q_ready, k_ready, v_ready = barriers
     worker = lax.axis_index("block")
-
-    def measure(row, seen):
-      count = tile.count(tokens[row])
-      return seen[0] + count, lax.max(seen[1], count)
-
-    total, longest = lax.fori_loop(0, batch, measure, (jnp.int32(0), jnp.int32(0)))
-    share = tiles.share(total, longest, blocks, parts)
-
+    share = line.share[0]
     mine = worker * share  # the first tile of this block; `share` of them are its own
 
-    def locate(row, found):
-      start, first_row, first_start, end_row = found
-      stop = start + tile.count(tokens[row])
-      before = stop <= mine
-      first_row = jnp.where(before, row + 1, first_row)
-      first_start = jnp.where(before, stop, first_start)
-      return stop, first_row, first_start, jnp.where(start < mine + share, row + 1, end_row)
-
-    _, first_row, first_start, end_row = lax.fori_loop(0, batch, locate, (jnp.int32(0),) * 4)
-
-    def visit(row, first):
-      """Attends to what this block has of a row, whose first tile is number `first`."""
-      count = tile.count(tokens[row])
-      begin = lax.max(mine - first, jnp.int32(0))
-      end = lax.min(mine + share - first, count)
+    def visit(item, _):
+      start, first_tile = line.starts[item], line.first_tiles[item]
+      count = tile.count(line.tokens[item]) - first_tile
+      begin = lax.max(mine - start, jnp.int32(0))
+      end = lax.min(mine + share - start, count)
 
       @pl.when(begin < end)
       def _():
-        first_worker = lax.div(first, share)
+        part = worker - lax.div(start, share)
+        attend_part(item, part, first_tile + begin, end - begin)
 
-        @pl.when(worker == first_worker)
-        def _():
-          counts[row] = lax.div(first + count - 1, share) - first_worker + 1
+      return _
 
-        attend_part(row, worker - first_worker, begin, end - begin)
-
-      return first + count
-
-    def attend_part(row, part, begin, steps):
-      row_tokens = tokens[row]
+    def attend_part(item, part, begin, steps):
+      row, row_tokens = line.members[item, 0], line.tokens[item]
       last_page = lax.div(row_tokens - 1, jnp.int32(tile.page_tokens))
 
       def look_up(step):
@@ -122,7 +101,9 @@ def attend(
           plgpu.copy_gmem_to_smem(source, target, ready.at[slot])
 
       # The rows of padding hold anything: no row of a product depends on another.
-      plgpu.copy_gmem_to_smem(q.at[row], q_smem.at[pl.ds(0, heads + padding)], q_ready)
+      for side in range(width):
+        target = q_smem.at[pl.ds(side * padded, padded)]
+        plgpu.copy_gmem_to_smem(q.at[line.members[item, side]], target, q_ready)
       for step in range(stages):
 
         @pl.when(step < steps)
@@ -139,7 +120,8 @@ def attend(
         )
         for axis in (0, 1)
       )
-      own_head = lax.div(heads_axis, jnp.int32(group)) == _remainder(rows_axis, tile.kv_heads)
+      kv_head = lax.div(_remainder(heads_axis, padded), jnp.int32(group))
+      own_head = kv_head == _remainder(rows_axis, tile.kv_heads)
 
       def attend_tile(step, state, refill=lambda kind: None, valid_rows=None):
         acc, high, total = state
@@ -185,14 +167,14 @@ def attend(
         for shape, value, layout in zip(shapes, (0, -jnp.inf, 0), layouts, strict=True)
       )
       state = lax.fori_loop(0, steps - 1, attend_and_fetch, state)
-      # Only the last tile of a row may have rows without a token.
+      # Only the last tile of a context may have rows without a token.
       left = row_tokens - (begin + steps - 1) * tile.tokens
       acc, high, total = attend_tile(steps - 1, state, valid_rows=left * tile.kv_heads)
 
-      out[row, part] = acc / lax.broadcast_in_dim(total, acc.shape, [0])
-      lse[row, part] = (high + jnp.log2(total)) * (1 / _LOG2_E)
+      out[item, part] = acc / lax.broadcast_in_dim(total, acc.shape, [0])
+      lse[item, part] = (high + jnp.log2(total)) * (1 / _LOG2_E)
 
-    lax.fori_loop(first_row, end_row, visit, first_start)
+    lax.fori_loop(line.first_items[worker], line.end_items[worker], visit, None)
 
   how = {
     "transforms": (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)),
@@ -201,23 +183,22 @@ def attend(
   return plgpu.kernel(
     kernel,
     out_type=(
-      jax.ShapeDtypeStruct((batch, parts, tiles.QUERY_ROWS, head_dim), jnp.float32),
-      jax.ShapeDtypeStruct((batch, parts, tiles.QUERY_ROWS), jnp.float32),
-      jax.ShapeDtypeStruct((batch,), jnp.int32),
+      jax.ShapeDtypeStruct((items, most_parts, tiles.QUERY_ROWS, head_dim), jnp.float32),
+      jax.ShapeDtypeStruct((items, most_parts, tiles.QUERY_ROWS), jnp.float32),
     ),
     scratch_types=(
       plgpu.SMEM((tiles.QUERY_ROWS, head_dim), **how),
       plgpu.SMEM((stages, tile.rows, head_dim), **how),
       plgpu.SMEM((stages, tile.rows, head_dim), **how),
-      plgpu.Barrier(),
+      plgpu.Barrier(num_arrivals=width),
       plgpu.Barrier(num_arrivals=tile.pages, num_barriers=stages),
       plgpu.Barrier(num_arrivals=tile.pages, num_barriers=stages),
     ),
-    grid=(blocks,),
+    grid=line.first_items.shape,
     grid_names=("block",),
     compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
     interpret=interpret,
-  )(q, pool.reshape(-1, tile.page_rows, head_dim), page_table, tokens)
+  )(q, pool.reshape(-1, tile.page_rows, head_dim), page_table, *line)
 
 
 def _multiply(left, right) -> jax.Array:

@@ -1,4 +1,4 @@
-"""`merge.merge_parts` by a kernel: one launch, and only the parts that a row has are read."""
+"""`merge.merge_items` by a kernel: one launch, and only the parts that a row has are read."""
 
 import jax
 import jax.numpy as jnp
@@ -6,45 +6,50 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from strata_jax.pallas_kernels.decode_attention import merge
+from strata_jax.pallas_kernels.decode_attention import merge, tiles, work_line
 
 _LANES = 128  # threads of a warpgroup, a value each
 _WARPGROUPS = 4
 _PARTS = 8  # that a warpgroup reads at once
 
 
-def merge_parts(
+def merge_items(
   out: jax.Array,
   lse: jax.Array,
-  counts: jax.Array,
-  tokens: jax.Array,
+  line: work_line.WorkLine,
+  groups: work_line.Groups,
   *,
   heads: int,
   dtype: jax.typing.DTypeLike,
   interpret: plgpu.InterpretGPUParams | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Attention over all parts of a row.
+  """Attention over all parts of what a row attends to alone and with its group.
 
   Args:
-    out: float32 [B, parts, rows, D] with D 64 or 128, normalised over a part.
-    lse: float32 [B, parts, rows].
-    counts: int32 [B], parts of a row; anything for a row without tokens.
-    tokens: int32 [B].
-    heads: how many of the rows hold one.
+    out: float32 [items, most_parts, rows, D] with D 64 or 128, normalised over a part.
+    lse: float32 [items, most_parts, rows].
+    line: the items.
+    groups: of the B rows.
+    heads: of a row.
     dtype: of the result.
     interpret: runs it on a CPU.
 
   Returns:
     [B, heads, D] and float32 [B, heads]: 0 and `merge.NOTHING` for rows without tokens.
   """
-  batch, _, rows, head_dim = out.shape
+  items, _, rows, head_dim = out.shape
+  batch, padded = len(groups.leaders), tiles.padded_heads(heads)
   width = _LANES // head_dim  # heads that a thread block merges, side by side
   blocks = -(-heads // width)
 
-  def kernel(out, lse, counts, tokens, merged, merged_lse, values_smem, stats_smem, ready):
+  def kernel(out, lse, parts, leaders, sides, merged, merged_lse, values_smem, stats_smem, ready):
     row, block = lax.axis_index("row"), lax.axis_index("block")
     group = lax.axis_index("warpgroup")
-    count = lax.select(tokens[row] > 0, counts[row], jnp.int32(0))
+    alone = count = parts[row]
+    shared_item, shared_row = row, jnp.int32(0)
+    if items > batch:
+      shared_item, shared_row = batch + leaders[row], sides[row] * padded
+      count = alone + parts[shared_item]
     lane = plgpu.broadcasted_iota(jnp.int32, (_LANES,), 0, layout=_layout())
     own = [lax.div(lane, jnp.int32(head_dim)) == head for head in range(width)]
 
@@ -78,11 +83,16 @@ def merge_parts(
       found = []
       for number in range(_PARTS):
         part = lax.min(first + number, count - 1)
+        is_shared = part >= alone
+        item = lax.select(is_shared, shared_item, row)
+        part = part - lax.select(is_shared, alone, jnp.int32(0))
+        skipped = lax.select(is_shared, shared_row, jnp.int32(0))  # rows of other members
+        head_row = skipped + block * width
         scores = [
-          lax.select(first + number < count, lse[row, part, block * width + head], merge.NOTHING)
+          lax.select(first + number < count, lse[item, part, head_row + head], merge.NOTHING)
           for head in range(width)
         ]
-        source = out.at[row, part, pl.ds(block * _LANES, _LANES)]
+        source = out.at[item, part, pl.ds(skipped * head_dim + block * _LANES, _LANES)]
         found.append((plgpu.load(source, layout=_layout()), scores))
       return add(state, found)
 
@@ -120,7 +130,7 @@ def merge_parts(
         found = lax.select(count > 0, tops[head] + jnp.log(sums[head]), merge.NOTHING)
         merged_lse[row, block * width + head] = found
 
-  flat = out.reshape(batch, -1, rows * head_dim)
+  flat = out.reshape(items, -1, rows * head_dim)
   merged, merged_lse = plgpu.kernel(
     kernel,
     out_type=(
@@ -137,7 +147,7 @@ def merge_parts(
     num_threads=_WARPGROUPS,
     thread_name="warpgroup",
     interpret=interpret,
-  )(flat, lse, counts, tokens)
+  )(flat, lse, line.parts, groups.leaders, groups.sides)
   return merged.reshape(batch, -1, head_dim)[:, :heads], merged_lse[:, :heads]
 
 

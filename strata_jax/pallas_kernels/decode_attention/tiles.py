@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-QUERY_ROWS = 64  # rows of a warpgroup's matrix product: the heads of one token, and padding
+QUERY_ROWS = 64  # rows of a warpgroup's matrix product: heads of one row or several, and padding
 _LARGEST_TILE = 256  # rows that one copy may have, and columns that one product may
 
 
@@ -70,6 +70,11 @@ def find_tile(kv_heads: int, page_size: int, tile_rows: int) -> Tile | None:
     return None
   rows = max((rows for rows in fits if rows <= tile_rows), default=fits[0])
   return Tile(rows=rows, kv_heads=kv_heads, page_rows=page_rows)
+
+
+def padded_heads(heads: int) -> int:
+  """Rows of a product that the heads of one row take: a copy has whole tiles of 8."""
+  return -(-heads // 8) * 8
 
 
 def most_parts(batch: int, blocks: int, part_factor: int) -> int:
