@@ -39,9 +39,8 @@ _COPY = re.compile(r"^memcpy", re.IGNORECASE)
 _COPY_ENDS = re.compile(r"kind_src:(\w+)\s+kind_dst:(\w+)")
 _HOST_KINDS = ("pageable", "pinned", "host")
 _COPY_BYTES = re.compile(r"\bsize:\s*(\d+)")
-# The kernel of all moves of fragments, by itself or inside the program of a layer; Mosaic compiles
-# no other.
-_FRAGMENTS = re.compile(r"move_fragments|mosaic_gpu")
+# The kernel of all moves of fragments, by itself or inside the program of a layer.
+_FRAGMENTS = re.compile(r"move_fragments")
 # Programs that do nothing but load, or store; `jit__layer_beside_load` computes, too.
 _LOAD_PROGRAM = re.compile(r"^jit_+(load(_fragments|_layer|_round)?|scatter)\b")
 _STORE_PROGRAM = re.compile(r"^jit_+(store(_fragments|_layer|_round)?|gather)\b")

@@ -54,7 +54,7 @@ def attend(
   scale = head_dim**-0.5 * _LOG2_E  # of the scores, whose powers are of 2
   q = lax.pad(q, jnp.zeros((), q.dtype), ((0, 0, 0), (0, padded - heads, 0), (0, 0, 0)))
 
-  def kernel(q, pool, table, *refs):
+  def decode_attention(q, pool, table, *refs):
     line = work_line.WorkLine(*refs[: len(work_line.WorkLine._fields)])
     out, lse, q_smem, k_smem, v_smem, *barriers = refs[len(line) :]
     q_ready, k_ready, v_ready = barriers
@@ -181,7 +181,7 @@ def attend(
     "dtype": q.dtype,
   }
   return plgpu.kernel(
-    kernel,
+    decode_attention,
     out_type=(
       jax.ShapeDtypeStruct((items, most_parts, tiles.QUERY_ROWS, head_dim), jnp.float32),
       jax.ShapeDtypeStruct((items, most_parts, tiles.QUERY_ROWS), jnp.float32),

@@ -42,7 +42,9 @@ def merge_items(
   width = _LANES // head_dim  # heads that a thread block merges, side by side
   blocks = -(-heads // width)
 
-  def kernel(out, lse, parts, leaders, sides, merged, merged_lse, values_smem, stats_smem, ready):
+  def merge_attention(
+    out, lse, parts, leaders, sides, merged, merged_lse, values_smem, stats_smem, ready
+  ):
     row, block = lax.axis_index("row"), lax.axis_index("block")
     group = lax.axis_index("warpgroup")
     alone = count = parts[row]
@@ -132,7 +134,7 @@ def merge_items(
 
   flat = out.reshape(items, -1, rows * head_dim)
   merged, merged_lse = plgpu.kernel(
-    kernel,
+    merge_attention,
     out_type=(
       jax.ShapeDtypeStruct((batch, blocks * _LANES), dtype),
       jax.ShapeDtypeStruct((batch, blocks * width), jnp.float32),

@@ -17,8 +17,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from strata_jax.pallas_kernels.decode_attention import tiles
-
-LEAST_SHARED_TOKENS = 256  # with fewer a group saves less than its parts cost
+from strata_jax.pallas_kernels.decode_attention.sharing import (
+  LEAST_SHARED_PART,
+  LEAST_SHARED_TOKENS,
+)
 
 
 class Groups(NamedTuple):
@@ -71,7 +73,8 @@ def find_groups(
   common = lax.min(common, lax.min(tokens[:, None], tokens[None]))
   unit = max(tile.tokens, tile.page_tokens)  # one is a multiple of the other
   common = lax.div(common, jnp.int32(unit)) * unit
-  least = lax.max(lax.div(jnp.max(tokens), jnp.int32(4)), jnp.int32(LEAST_SHARED_TOKENS))
+  least = lax.div(jnp.max(tokens), jnp.int32(LEAST_SHARED_PART))
+  least = lax.max(least, jnp.int32(LEAST_SHARED_TOKENS))
   alike = (common >= least) | (rows == others)
 
   zeros = jnp.zeros_like(rows)
