@@ -406,6 +406,7 @@ class _Run:
         stall_s=event.stall_s,
         compute_s=event.compute_s,
         decode_steps=max(decoded, default=0),
+        decode_read_tokens=event.decode_read_tokens,
       )
     )
     for prefill in under.work.prefills:

@@ -106,6 +106,8 @@ class StepDone(NamedTuple):
 
   `tokens[request_id]`: the sampled tokens (one for a last prefill chunk, up to `decode_steps` for
   a decode). `stall_s`: time its prefill waited for loads; `compute_s`: prefill time without it.
+  `decode_read_tokens`: tokens whose KV its decode steps read, what rows read together once; 0 where
+  the executor does not say.
   """
 
   step_id: int
@@ -116,6 +118,7 @@ class StepDone(NamedTuple):
   compute_s: float = 0.0
   stall_s: float = 0.0
   near_ties: Mapping[int, tuple[int, ...]] = MappingProxyType({})  # indices into `tokens[id]`
+  decode_read_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
