@@ -4,7 +4,8 @@ Prefill pass of chunks i with t_i new tokens behind c_i context tokens:
   matmul = max(2 * params * sum(t_i) / flops, weight bytes / read rate)
   attention = sum_i max(a * (t_i c_i + t_i^2 / 2) / attention flops, kv * (c_i + t_i) / read rate)
   pass = matmul + attention + all-reduces + overhead
-A decode step is the same with t_i = 1 and the overlap of nothing. A transfer of n fragments takes
+A decode step is the same with t_i = 1 and the overlap of nothing; what it reads of contexts that
+requests share is the executor's affair (`shared_reads`). A transfer of n fragments takes
 latency + bytes / rate(back end, fragment bytes).
 
 What an executor adds (`profile.ExecutorCosts`): an overhead for each chunk and each request of a
@@ -124,15 +125,15 @@ class CostModel:
     """What a pass costs beside its layers."""
     return self._head_s(requests) + self.profile.hardware.pass_overhead_s
 
-  def decode_step_s(self, requests: int, context_tokens: int) -> float:
-    """One step of `requests` requests that attend to `context_tokens` tokens in sum."""
+  def decode_step_s(self, requests: int, read_tokens: float) -> float:
+    """One step of `requests` requests that reads the KV of `read_tokens` tokens in sum."""
     base_s = self._decode_base_s.get(requests)
     if base_s is None:
       layers_s = self._matmul_s(requests) + self.layers * self._allreduce_s(requests)
       base_s = layers_s + self.prefill_tail_s(requests)
       base_s += requests * self._executor.decode_request_s
       self._decode_base_s[requests] = base_s
-    return base_s + self.layers * context_tokens * self._kv_read_s
+    return base_s + self.layers * read_tokens * self._kv_read_s
 
   # Transfers
 

@@ -17,6 +17,8 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from strata_jax import validation
+
 FOLDER = pathlib.Path(__file__).resolve().parent / "profiles"
 KINDS = ("measured", "published", "estimated")
 COPY_BACKENDS = ("memcpy_async", "memcpy_batch", "copy_engine", "device_put")
@@ -84,7 +86,7 @@ class Hardware:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExecutorCosts:
-  """What a real executor adds to the device's work. All 0: nothing, and everything overlaps."""
+  """What a real executor adds to the device's work. By default nothing: everything overlaps."""
 
   step_gap_s: float = 0.0  # host time before a step during which the device idles
   chunk_overhead_s: float = 0.0  # of each chunk of a prefill
@@ -92,6 +94,10 @@ class ExecutorCosts:
   chunks_apart: float = 0.0  # 1: each chunk is a pass of its own, which reads the weights
   loads_hold_compute: float = 0.0  # 1: compute waits for every load launched before or with it
   backups_hold_compute: float = 0.0  # share of its backups' time that a step waits for
+  decode_shares: int = 1  # rows of a decode step that read what they have in common once
+
+  def __post_init__(self) -> None:
+    validation.check_int(self, "decode_shares", minimum=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,6 +187,13 @@ def load(name: str, folder: pathlib.Path | str = FOLDER) -> Profile:
   numbers = {key: overrides.get(key, hardware.get(key)) for key in sorted(fields)}
   executor = hardware.get("executor", {})
   machine.known(executor, "executor", {field.name for field in dataclasses.fields(ExecutorCosts)})
+  executor_numbers: dict[str, Any] = {
+    key: machine.value(leaf, f"executor.{key}") for key, leaf in executor.items()
+  }
+  try:
+    executor_costs = ExecutorCosts(**executor_numbers)
+  except ValueError as error:
+    raise ValueError(f"{hardware_path}, executor: {error}") from error
   model_fields = {field.name for field in dataclasses.fields(ModelShape)}
   reader.known(profile["model"], "model", model_fields)
   model: dict[str, Any] = {
@@ -205,9 +218,7 @@ def load(name: str, folder: pathlib.Path | str = FOLDER) -> Profile:
       **{k: machine.value(leaf, f"storage.{k}") for k, leaf in hardware["storage"].items()}
     ),
     model=ModelShape(**model),
-    executor=ExecutorCosts(
-      **{k: machine.value(leaf, f"executor.{k}") for k, leaf in executor.items()}
-    ),
+    executor=executor_costs,
     sources={**machine.sources, **reader.sources},
   )
   if result.device_kv_tokens < 1:

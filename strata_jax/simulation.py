@@ -221,11 +221,15 @@ def simulate(
     flush_device = initial_cache == "host_warm"
     _warm(controller, workload, chosen, serving, storage, flush_device=flush_device)
   timeline = CostTimeline(costs)
+  executor = SimulatedExecutor(
+    timeline, storage, whole_decodes=whole_decodes,
+    decode_shares=machine.executor.decode_shares, page_size=system.page_size,
+  )  # fmt: skip
   result = serving_loop.serve(
     workload.requests,
     controller=controller,
     policy=chosen,
-    executor=SimulatedExecutor(timeline, storage, whole_decodes=whole_decodes),
+    executor=executor,
     serving=serving,
     recorder=recorder,
     progress=progress,

@@ -17,6 +17,7 @@ from strata_jax.executors.protocol import (
   StepWork,
   StorageWork,
 )
+from strata_jax.executors.shared_reads import read_tokens
 from strata_jax.executors.simulated_storage import SimulatedStorage
 from strata_jax.executors.timeline import StepTimes, Timeline
 
@@ -46,6 +47,7 @@ class _Step:
   at_s: float  # end of the last part that was timed
   decode_steps: int  # at most
   decoded: int = 0
+  read_tokens: int = 0  # by these steps
   is_fixed: bool = False  # its end is in the queue of events
 
 
@@ -57,6 +59,9 @@ class SimulatedExecutor:
   arrival), or the end of an output. So it does what the same number of single steps would do, as
   long as nothing waits to be scheduled. With `whole_decodes` it does all that a plan asks for, as a
   real executor does.
+
+  Decode steps read what up to `decode_shares` rows have in common once (`shared_reads`), in pages
+  of `page_size` tokens.
   """
 
   def __init__(
@@ -65,9 +70,12 @@ class SimulatedExecutor:
     storage: SimulatedStorage | None = None,
     *,
     whole_decodes: bool = False,
+    decode_shares: int = 1,
+    page_size: int = 1,
   ) -> None:
     self._timeline = timeline
     self._whole_decodes = whole_decodes
+    self._decode_shares, self._page_size = decode_shares, page_size
     self._storage = storage
     self._now_s = 0.0
     self._events: list[tuple[float, int, Event]] = []  # heap of (time, order, event)
@@ -153,13 +161,13 @@ class SimulatedExecutor:
       horizon_s = until_s = None
     if until_s is not None and (horizon_s is None or until_s < horizon_s):
       horizon_s = until_s
-    requests = len(step.work.decodes)
-    positions = sum(decode.position for decode in step.work.decodes)
+    tables = [decode.page_table for decode in step.work.decodes]
+    tokens = [decode.position for decode in step.work.decodes]
     while step.decoded < step.decode_steps:
-      context_tokens = positions + requests * (step.decoded + 1)
-      step.at_s = self._timeline.decode_end_s(
-        step.work.step_id, step.at_s, requests, context_tokens
-      )
+      tokens = [count + 1 for count in tokens]
+      read = read_tokens(tables, tokens, width=self._decode_shares, page_size=self._page_size)
+      step.at_s = self._timeline.decode_end_s(step.work.step_id, step.at_s, len(tokens), read)
+      step.read_tokens += read
       step.decoded += 1
       if horizon_s is not None and step.at_s >= horizon_s:
         break
@@ -181,7 +189,7 @@ class SimulatedExecutor:
       StepDone(
         step.work.step_id, times.started_s, step.at_s, tokens,
         prefill_end_s=times.prefill_end_s if step.work.prefills else 0.0,
-        compute_s=times.compute_s, stall_s=times.stall_s,
+        compute_s=times.compute_s, stall_s=times.stall_s, decode_read_tokens=step.read_tokens,
       )
     )  # fmt: skip
 

@@ -32,8 +32,8 @@ class Timeline(Protocol):
 
   def start(self, work: StepWork, now_s: float) -> StepTimes: ...
 
-  def decode_end_s(self, step_id: int, start_s: float, requests: int, context_tokens: int) -> float:
-    """When one decode step that starts at `start_s` ends."""
+  def decode_end_s(self, step_id: int, start_s: float, requests: int, read_tokens: int) -> float:
+    """When one decode step that starts at `start_s` ends; it reads so many tokens' KV."""
     ...
 
   def forget(self, transfer_id: int) -> None:
@@ -104,9 +104,9 @@ class CostTimeline:
     stall_s = max(0.0, end_s - begin_s - compute_s)
     return StepTimes(done, begin_s, end_s, compute_s, stall_s)
 
-  def decode_end_s(self, step_id: int, start_s: float, requests: int, context_tokens: int) -> float:
+  def decode_end_s(self, step_id: int, start_s: float, requests: int, read_tokens: int) -> float:
     start_s = max(start_s, self._decode_from_s)
-    work_s = self.costs.decode_step_s(requests, context_tokens)
+    work_s = self.costs.decode_step_s(requests, read_tokens)
     end_s = self._advance(start_s, work_s, self.costs.interference.decode)
     if start_s < self._decode_hold_s:
       end_s = max(end_s, self._decode_hold_s)
@@ -219,7 +219,7 @@ class RecordedTimeline:
     step = self._steps[work.step_id]
     return StepTimes(done, step.started_s, step.prefill_end_s, step.compute_s, step.stall_s)
 
-  def decode_end_s(self, step_id: int, start_s: float, requests: int, context_tokens: int) -> float:
+  def decode_end_s(self, step_id: int, start_s: float, requests: int, read_tokens: int) -> float:
     return self._steps[step_id].at_s
 
   def forget(self, transfer_id: int) -> None:
@@ -233,7 +233,7 @@ class InstantTimeline:
     done = {transfer.transfer_id: now_s for transfer in (*work.loads, *work.backups)}
     return StepTimes(done, now_s, now_s, 0.0, 0.0)
 
-  def decode_end_s(self, step_id: int, start_s: float, requests: int, context_tokens: int) -> float:
+  def decode_end_s(self, step_id: int, start_s: float, requests: int, read_tokens: int) -> float:
     return start_s
 
   def forget(self, transfer_id: int) -> None:
