@@ -31,6 +31,10 @@ FLAGS.add_flag(
   "base_folder", str | None, None, "folder of the base profile; none: the package's own"
 )
 FLAGS.add_flag("name", str, "measured", "of the machine in the new profile, for --hardware")
+FLAGS.add_flag(
+  "decode_shares", int | None, None,
+  "rows of a decode step that read what they share once, in a folder of one run; none: 1",
+)  # fmt: skip
 FLAGS.add_flag("min_steps", int, 20, "of each kind that is needed")
 FLAGS.add_flag("out", str, "runs/calibrate", "folder that the run writes")
 
@@ -46,8 +50,9 @@ def main(args: flags.Args) -> None:
     measured = _measured(args)
     steps, system = measured.steps, measured.system
     found = calibration.calibrate(
-      steps, base, simulation.io_config(system), buckets=measured.buckets, min_steps=args.min_steps
-    )
+      steps, base, simulation.io_config(system), buckets=measured.buckets,
+      decode_shares=measured.decode_shares, min_steps=args.min_steps,
+    )  # fmt: skip
     out = run_folder.open_run(args.out, {"flags": args.as_dict(), "system": system})
     written = calibrated_profile.write(
       found, base=args.base_profile, base_folder=base_folder, name=args.name, out=out,
@@ -86,19 +91,26 @@ class _Measured:
   source: str
   points: list[int]
   buckets: Buckets | None
+  decode_shares: int
 
 
 def _measured(args: flags.Args) -> _Measured:
   if measured_run.is_points_folder(args.run):
+    if args.decode_shares is not None:
+      raise ValueError(f"--decode_shares: expected none, as the points of {args.run} say it")
     run = measured_run.MeasuredRun(args.run)
     points = run.chosen(point=args.point, system=args.system, rate=args.rate)
     path = run.path / "steps.jsonl.gz"
     each = [calibration_steps.read(run.steps(point), f"{path}, {point}") for point in points]
     first = points[0]
+    shares = {run.decode_shares(point) for point in points}
+    if len(shares) > 1:
+      raise ValueError(f"{run.path}: expected points of one decode_shares, got {sorted(shares)}")
     source = f"{run.source(first)}, {first.label} at {first.rate_rps:g} requests/s"
     return _Measured(
       steps=calibration_steps.join(each), system=first.system, source=source,
       points=[point.point_id for point in points], buckets=run.buckets(first),
+      decode_shares=shares.pop(),
     )  # fmt: skip
   if args.point is not None or args.rate is not None:
     raise ValueError(f"--point, --rate: expected none for a folder of one run, got {args.run}")
@@ -112,7 +124,7 @@ def _measured(args: flags.Args) -> _Measured:
   source = f"{args.run}, {config.get('device_kind')}, commit {config.get('git_sha')}"
   return _Measured(
     steps=steps, system=contender.system, source=f"{source}, {args.system}", points=[],
-    buckets=None,
+    buckets=None, decode_shares=1 if args.decode_shares is None else args.decode_shares,
   )  # fmt: skip
 
 

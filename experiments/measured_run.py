@@ -16,6 +16,7 @@ from experiments import synthetic_flags, throughput_plan
 from experiments.synthetic_flags import ShapeConfig
 from strata_jax.config import MODELS, ServingConfig
 from strata_jax.executors.buckets import Buckets, make_buckets
+from strata_jax.profile import Profile
 from strata_jax.scheduler.views import Costs
 from strata_jax.simulation import PoolSizes
 from strata_jax.systems import SystemConfig
@@ -129,6 +130,19 @@ class MeasuredRun:
       context_tokens=max(len(r.prompt_ids) + output_tokens(r) for r in requests),
       **{name: of_executor(name) for name in ("piece_tokens", "prefill_rows", "row_factor")},
     )  # fmt: skip
+
+  def decode_shares(self, point: MeasuredPoint) -> int:
+    """Rows of its decode steps that read what they had in common once; runs that say none: 1."""
+    found = point.row.get("decode_shares", 1)
+    if type(found) is not int or found < 1:
+      path = self.path / "points.jsonl"
+      raise ValueError(f"{path}: expected decode_shares to be an integer >= 1, got {found!r}")
+    return found
+
+  def machine(self, point: MeasuredPoint, profile: Profile) -> Profile:
+    """The profile with what is the run's: how many rows its executor let read together."""
+    executor = dataclasses.replace(profile.executor, decode_shares=self.decode_shares(point))
+    return dataclasses.replace(profile, executor=executor)
 
   @property
   def seed(self) -> int:

@@ -4,13 +4,14 @@
     --profile_folder=runs/calibrate --out=runs/validate
 
 Every point of a folder of `throughput`: the same requests and arrivals, pools, budgets, initial
-cache, system and shown costs, on the clock of the profile. Writes `validation.json` (a row a point,
-the mean signed error, the spread between real repeats, ratios between systems, verdicts),
-`ttft.png` and `throughput.png` (simulated against real) and `summary.json` to --out. Points that
-the profile was fitted to, as `calibrate` noted beside it, are marked and counted apart. Where loads
-overlap compute layer by layer, a real step counts the first layer's wait alone as stall, a
-simulated one every layer's: their stall fractions are no like for like. `bound` is what a system
-with free loads reaches at 5 T_ref on that clock, and the share of it that each real system does.
+cache, system, shown costs, padded shapes and shared reads, on the clock of the profile. Writes
+`validation.json` (a row a point, the mean signed error, the spread between real repeats, ratios
+between systems, verdicts), `ttft.png` and `throughput.png` (simulated against real) and
+`summary.json` to --out. Points that the profile was fitted to, as `calibrate` noted beside it, are
+marked and counted apart. Where loads overlap compute layer by layer, a real step counts the first
+layer's wait alone as stall, a simulated one every layer's: their stall fractions are no like for
+like. `bound` is what a system with free loads reaches at 5 T_ref on that clock, and the share of it
+that each real system does.
 """
 
 import math
@@ -135,8 +136,8 @@ def replay(run: MeasuredRun, point: MeasuredPoint, machine: Profile) -> dict[str
   """The summary of the simulated point. Raises OSError, ValueError on files that say too little."""
   workload = run.workload(point)
   found = simulation.simulate(
-    workload, machine, point.system, serving=run.serving, pools=run.pools(point),
-    initial_cache=run.initial_cache if point.system.host else "cold",
+    workload, run.machine(point, machine), point.system, serving=run.serving,
+    pools=run.pools(point), initial_cache=run.initial_cache if point.system.host else "cold",
     shown_costs=run.shown_costs(point), whole_decodes=True, buckets=run.buckets(point),
   )  # fmt: skip
   summary = found.summary()

@@ -40,7 +40,7 @@ def at_equal_ttft(
       else arrivals.poisson(workload, rate_rps, run.seed + point.repeat)
     )
     found = simulation.simulate(
-      requests, machine, system, serving=run.serving, pools=run.pools(point),
+      requests, run.machine(point, machine), system, serving=run.serving, pools=run.pools(point),
       initial_cache=run.initial_cache if system.host else "cold",
       shown_costs=run.shown_costs(point), whole_decodes=True, buckets=run.buckets(point),
     ).summary()  # fmt: skip

@@ -20,8 +20,9 @@ def write(
 ) -> str:
   """Writes `hardware_<name>.json` and `<name>_<model>.json`.
 
-  Fitted numbers are `measured`, with `source` and the number of steps; of a table one point is, and
-  its source says what the others are. All others stay as they are in the base's files.
+  Fitted numbers are `measured`, with `source` and the number of steps, and so is what the run says.
+  Of a table one point is, and its source says what the others are. All others stay as they are in
+  the base's files.
 
   Args:
     calibration: of the base profile.
@@ -79,7 +80,7 @@ def _set(hardware: dict[str, Any], key: str, fitted: Fitted, source: str) -> Non
   parent = hardware
   for part in path[:-1]:
     parent = parent.setdefault(part, {})
-  source = f"fitted to {fitted.steps} steps of {source}"
+  source = f"fitted to {fitted.steps} steps of {source}" if fitted.steps else f"said by {source}"
   if fitted.size_bytes is None:
     parent[path[-1]] = {"value": fitted.value, "kind": "measured", "source": source}
     return

@@ -1,8 +1,8 @@
 """Fits a profile to the steps that an executor took: what `CostModel` would have to cost.
 
-Steps without loads beside give decode (a base, a request, a context token) and prefill (a pass, a
-chunk, a token, attention); launches with loads give latency and rate; steps beside loads give the
-slowdown, the cost of a gate, and whether compute waits for loads it does not read
+Steps without loads beside give decode (a base, a request, a token whose KV is read) and prefill (a
+pass, a chunk, a token, attention); launches with loads give latency and rate; steps beside loads
+give the slowdown, the cost of a gate, and whether compute waits for loads it does not read
 (`calibration_beside`). Errors are relative and absolute: a few odd steps do not bend a fit; that
 they take longer is spread over all (a factor of decode steps, seconds a prefill chunk). What the
 steps do not tell keeps the base profile's number.
@@ -50,7 +50,13 @@ class Calibration:
 
 
 def calibrate(
-  steps: Steps, base: Profile, io: IoConfig, *, buckets: Buckets | None = None, min_steps: int = 20
+  steps: Steps,
+  base: Profile,
+  io: IoConfig,
+  *,
+  buckets: Buckets | None = None,
+  decode_shares: int = 1,
+  min_steps: int = 20,
 ) -> Calibration:
   """Fits `base` to steps of one system.
 
@@ -59,11 +65,12 @@ def calibrate(
     base: where numbers come from that steps do not tell; one device, no experts.
     io: how the system moved pages.
     buckets: shapes that the executor padded prefills to; None: not known.
+    decode_shares: as in `ExecutorCosts`: what the run says, nothing to fit.
     min_steps: of each kind that is needed.
 
   Raises:
-    ValueError: another kind of profile, too few steps of a kind, or decode steps that take nothing
-      beside their requests and contexts.
+    ValueError: another kind of profile, too few steps of a kind, decode steps that take nothing
+      beside their requests and contexts, or that share reads though nothing is to be shared.
   """
   if base.devices != 1 or base.model.experts:
     raise ValueError(
@@ -83,7 +90,14 @@ def calibrate(
   ):
     if count < min_steps:
       raise ValueError(f"expected at least {min_steps} {kind}, got {count}")
+  sharing = int((steps.read_tokens < steps.context_tokens).sum())
+  if sharing and decode_shares == 1:
+    raise ValueError(
+      f"decode_shares: expected more than 1, as {sharing} steps read fewer tokens than they attend "
+      "to, got 1"
+    )
   found = Found(base)
+  found.note("executor.decode_shares", decode_shares)
   _fit_gap(found, steps)
   costs = CostModel(base, io, buckets)
   token_s = costs.token_bytes() / costs.backup_rate if costs.backup_rate else 0.0
@@ -125,20 +139,20 @@ def _fit_decode(found: Found, decode: Steps, backup_s: np.ndarray) -> float:
   varies = requests.std() > 0.01 * requests.mean()
   only = np.where(decode.has_prefill, 0.0, backup_s)
   features = np.stack(
-    [count, count * requests * varies, decode.context_tokens, only], axis=1
+    [count, count * requests * varies, decode.read_tokens, only], axis=1
   )  # [steps, terms]
   fitted = least_absolute.fit(features, decode.decode_s)
   # Slow steps do not bend the fit, but what they take longer is time all the same.
   predicted_s = features @ fitted
   longer = _clipped(decode.decode_s, predicted_s).sum() / max(predicted_s.sum(), 1e-12)
-  base_s, request_s, context_s, _ = longer * fitted
+  base_s, request_s, read_s, _ = longer * fitted
   steps, model = len(count), found.profile.model
   if varies:
     found.put("executor.decode_request_s", float(request_s), steps)
   else:
     found.keep("executor.decode_request_s", "all decode steps had as many requests")
-  if context_s * decode.context_tokens.sum() > 0.01 * decode.decode_s.sum():
-    rate = model.num_layers * model.kv_bytes_token_layer / float(context_s)
+  if read_s * decode.read_tokens.sum() > 0.01 * decode.decode_s.sum():
+    rate = model.num_layers * model.kv_bytes_token_layer / float(read_s)
     found.put("hardware.attention_read_bytes_per_s", rate, steps)
   else:
     found.keep("hardware.attention_read_bytes_per_s", "contexts make up under 1 % of decode")

@@ -26,9 +26,9 @@ def predict(steps: Steps, costs: CostModel) -> tuple[np.ndarray, np.ndarray]:
   """Seconds of prefill and of decode with nothing beside them, float64 [steps] both."""
   prefill_s = [costs.prefill_s(chunks) if chunks else 0.0 for chunks in steps.chunks]
   decode_s = [
-    count * costs.decode_step_s(int(requests), context / count) if requests and count else 0.0
-    for requests, count, context in zip(
-      steps.decode_requests, steps.decode_steps, steps.context_tokens, strict=True
+    count * costs.decode_step_s(int(requests), read / count) if requests and count else 0.0
+    for requests, count, read in zip(
+      steps.decode_requests, steps.decode_steps, steps.read_tokens, strict=True
     )
   ]
   return np.array(prefill_s), np.array(decode_s)

@@ -8,10 +8,10 @@ from strata_jax.profile import Profile, RateTable
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fitted:
-  """A number of a profile that was fitted."""
+  """A number of a profile that was fitted, or that the run says itself."""
 
   value: float
-  steps: int  # it was fitted to
+  steps: int  # it was fitted to; 0: the run says it
   size_bytes: float | None = None  # of a table: that of the point
 
 
@@ -37,6 +37,10 @@ class Found:
       part = dataclasses.replace(getattr(profile, section), **{name: value})
       self.profile = dataclasses.replace(profile, **{section: part})
     self.fitted[key] = Fitted(value=value, steps=steps)
+
+  def note(self, key: str, value: int) -> None:
+    """A number that the run says."""
+    self.put(key, value, 0)
 
   def keep(self, key: str, why: str) -> None:
     """The number stays the base's."""

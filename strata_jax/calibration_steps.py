@@ -23,6 +23,7 @@ class Steps:
   decode_requests: np.ndarray
   decode_steps: np.ndarray
   context_tokens: np.ndarray  # that decode attends to, summed over its steps
+  read_tokens: np.ndarray  # those whose KV it reads: fewer where rows read what they share once
   load_tokens: np.ndarray  # launched with the step
   parked: np.ndarray  # requests whose loads are launched without their compute
   load_end_s: np.ndarray  # of these loads; 0 without
@@ -81,6 +82,7 @@ def read(rows: Sequence[Mapping[str, Any]], source: str) -> Steps:
 
   `host_gap_s`, where rows have it, is taken as the gap before a step. Otherwise it is the time from
   the end of a step to the start of the next one that decodes: then nothing had to be waited for.
+  Without `decode_read_tokens` decode steps have read all they attended to.
 
   Args:
     rows: as they stand in the file.
@@ -97,8 +99,8 @@ def read(rows: Sequence[Mapping[str, Any]], source: str) -> Steps:
       raise ValueError(f"{source}, row {index}: expected the field {missing[0]!r}, got none")
   columns: dict[str, list[Any]] = {name: [] for name in (
     "started_s", "prefill_s", "decode_s", "chunks", "decode_requests", "decode_steps",
-    "context_tokens", "load_tokens", "parked", "load_end_s", "busy_s", "backup_tokens", "disturbed",
-    "gap_s",
+    "context_tokens", "read_tokens", "load_tokens", "parked", "load_end_s", "busy_s",
+    "backup_tokens", "disturbed", "gap_s",
   )}  # fmt: skip
   loads: list[tuple[float, float, float, float, int]] = []
   loads_end_s, last_end_s, disturbed = 0.0, None, False
@@ -111,13 +113,14 @@ def read(rows: Sequence[Mapping[str, Any]], source: str) -> Steps:
       loads.append((started_s, loads_end_s, end_s - begin_s, row["load_tokens"], step))
     if computes:
       steps, requests = row["decode_steps"], row["decode_requests"]
+      context_tokens = steps * row["decode_context_tokens"] + requests * steps * (steps + 1) / 2
       values = {
         "started_s": started_s, "prefill_s": row["prefill_end_s"] - started_s,
         "decode_s": row["ended_s"] - row["prefill_end_s"],
         "chunks": tuple((int(new), int(before)) for new, before in row["prefill_chunks"]),
         "decode_requests": requests, "decode_steps": steps,
-        "context_tokens":
-          steps * row["decode_context_tokens"] + requests * steps * (steps + 1) / 2,
+        "context_tokens": context_tokens,
+        "read_tokens": row.get("decode_read_tokens") or context_tokens,
         "load_tokens": 0 if end_s is None else row["load_tokens"], "parked": row["parked"],
         "load_end_s": end_s or 0.0, "busy_s": max(0.0, loads_end_s - started_s),
         "backup_tokens": row["backup_tokens"], "disturbed": disturbed,

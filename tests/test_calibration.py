@@ -21,6 +21,7 @@ SHAPE = dataclasses.replace(
   mean_question_tokens=60,
 )  # fmt: skip
 FREE = ExecutorCosts(step_gap_s=1.5e-3, chunk_overhead_s=1e-3, decode_request_s=6e-5)
+SHARED = dataclasses.replace(FREE, decode_shares=2)
 HELD = dataclasses.replace(FREE, chunks_apart=1.0, loads_hold_compute=1.0, backups_hold_compute=0.6)
 
 
@@ -100,7 +101,8 @@ def fits(rows):
 
   def get(name, executor):
     if (name, executor) not in cache:
-      cache[name, executor] = fit(rows(name, executor), name)
+      shares = executor.decode_shares
+      cache[name, executor] = fit(rows(name, executor), name, decode_shares=shares)
     return cache[name, executor]
 
   return get
@@ -117,6 +119,7 @@ def fit(rows, name, **options):
   [
     ("strata", FREE, set()),
     ("strata", HELD, set()),
+    ("strata", SHARED, set()),
     # First come, first served: every load is over before a decode step begins. Its slow copies
     # hide the compute beside them.
     pytest.param(
@@ -135,6 +138,28 @@ def test_perturbed_numbers_are_found_again(fits, name, executor, untold):
     got = found.fitted[key].value
     assert got == pytest.approx(expected[key], rel=0.02, abs=1e-6), key
   assert max(one.median_error for one in found.residuals.values()) < 0.005
+
+
+def test_what_is_read_once_makes_the_fit(rows):
+  """The rate of attention comes from what is read, not from what is attended to."""
+  some, key = rows("strata", SHARED), "hardware.attention_read_bytes_per_s"
+  attended, read = (
+    sum(row["decode_steps"] * row["decode_context_tokens"] for row in some),
+    sum(row["decode_read_tokens"] for row in some),
+  )
+  assert read < 0.9 * attended
+  old = [{k: v for k, v in row.items() if k != "decode_read_tokens"} for row in some]
+  rate = perturbed(SHARED).hardware.attention_read_bytes_per_s
+  assert fit(old, "strata").fitted[key].value > 1.05 * rate
+  with pytest.raises(ValueError, match=r"decode_shares: expected more than 1, as .* got 1"):
+    fit(some, "strata", decode_shares=1)
+
+
+def test_rows_without_what_was_read_are_fitted_as_if_all_was(rows):
+  some = rows("strata", FREE)
+  zero = [{**row, "decode_read_tokens": 0} for row in some]
+  old = [{k: v for k, v in row.items() if k != "decode_read_tokens"} for row in some]
+  assert fit(zero, "strata").fitted == fit(old, "strata").fitted == fit(some, "strata").fitted
 
 
 def with_noise(rows, share, outliers, seed=0):
@@ -180,8 +205,8 @@ def test_noise_and_outliers_bend_little(rows, outliers, rel):
 @pytest.mark.slow
 def test_the_base_is_found_in_its_own_steps():
   found = fit(run_steps("strata", BASE), "strata")
-  for value in dataclasses.asdict(found.profile.executor).values():
-    assert value == pytest.approx(0.0, abs=1e-6)
+  for key, value in dataclasses.asdict(found.profile.executor).items():
+    assert value == pytest.approx(getattr(BASE.executor, key), abs=1e-6)
   assert found.profile.hardware.weight_read_bytes_per_s == pytest.approx(3.6e12, rel=1e-3)
 
 
@@ -239,6 +264,7 @@ def test_the_written_profile_is_the_fitted_one(fits, tmp_path):
     if key in found.fitted:
       assert leaf["kind"] == "measured"
       assert "run X, commit Y" in leaf["source"]
+      assert leaf["source"].startswith("said by") == (key == "executor.decode_shares")
     else:
       assert leaf == BASE.sources[key]
   text = (tmp_path / "hardware_mine.json").read_text()

@@ -92,3 +92,18 @@ def test_a_bad_profile_is_refused(tmp_path, change, message):
 
 def test_a_good_copy_loads(tmp_path):
   assert profiles.load("p", copy_profile(tmp_path)).devices == 1
+
+
+def _sharing(value):
+  leaf = {"value": value, "kind": "measured", "source": "a run"}
+  return lambda profile, hardware: hardware.update(executor={"decode_shares": leaf})
+
+
+def test_rows_that_read_together_are_a_number_of_the_executor(tmp_path):
+  assert all(profiles.load(name).executor.decode_shares == 1 for name in profiles.names())
+  assert profiles.load("p", copy_profile(tmp_path, _sharing(2))).executor.decode_shares == 2
+  for value in (0, 1.5):
+    copy_profile(tmp_path, _sharing(value))
+    message = rf"hardware_h200\.json, executor: .*decode_shares: expected an integer .*{value}"
+    with pytest.raises(ValueError, match=message):
+      profiles.load("p", tmp_path)

@@ -20,9 +20,9 @@ from strata_jax.executors.timeline import CostTimeline
 PROFILE = profiles.load("h200_llama31_8b")
 
 
-def executor(outputs):
+def executor(outputs, **options):
   """One with requests 0 .. n - 1 of the given output lengths."""
-  simulated = SimulatedExecutor(CostTimeline(CostModel(PROFILE, IoConfig())))
+  simulated = SimulatedExecutor(CostTimeline(CostModel(PROFILE, IoConfig())), **options)
   for request_id, count in enumerate(outputs):
     ids = 1000 * (request_id + 1) + np.arange(count, dtype=np.int32)
     simulated.register(request_id, SamplingParams(), ids)
@@ -115,22 +115,49 @@ def test_decode_steps_stop_at_the_first_boundary_after_a_load_or_an_arrival():
   assert len(done.tokens[0]) == 11
 
 
+def test_decode_steps_read_what_rows_share_once_and_take_as_long_as_that():
+  costs = CostModel(PROFILE, IoConfig(page_size=16))
+  shared, lengths = np.arange(100, dtype=np.int32), (1700, 1650)
+  tables = [np.concatenate([shared, 1000 * (i + 1) + np.arange(20, dtype=np.int32)])
+            for i in range(2)]  # fmt: skip
+  work = StepWork(
+    step_id=0, decode_steps=3,
+    decodes=tuple(
+      DecodeWork(request_id=i, token_id=0, position=position, page_table=table)
+      for i, (position, table) in enumerate(zip(lengths, tables, strict=True))
+    ),
+  )  # fmt: skip
+  for shares, saved in ((1, 0), (2, 1600)):
+    simulated = SimulatedExecutor(CostTimeline(costs), decode_shares=shares, page_size=16)
+    for request_id in range(2):
+      simulated.register(request_id, SamplingParams(), np.arange(3, dtype=np.int32))
+    simulated.launch(work)
+    (done,) = simulated.wait(None)
+    read = [sum(lengths) + 2 * step - saved for step in (1, 2, 3)]
+    assert done.decode_read_tokens == sum(read)
+    assert done.at_s == pytest.approx(sum(costs.decode_step_s(2, tokens) for tokens in read))
+
+
 @hypothesis.given(
   positions=st.lists(st.integers(1, 20_000), min_size=1, max_size=5),
   outputs=st.lists(st.integers(1, 60), min_size=5, max_size=5),
   loaded=st.integers(0, 5000),
   arrivals=st.lists(st.floats(0.0, 0.5), max_size=4),
   fast=st.integers(2, 64),
+  shares=st.integers(1, 2),
 )
-def test_several_decode_steps_equal_single_ones_exactly(positions, outputs, loaded, arrivals, fast):
+def test_several_decode_steps_equal_single_ones_exactly(
+  positions, outputs, loaded, arrivals, fast, shares
+):
   """Drives both as a serving loop would while nothing waits: bit-equal times and tokens."""
 
   def run(steps):
-    simulated = executor(outputs[: len(positions)])
+    simulated = executor(outputs[: len(positions)], decode_shares=shares)
     if loaded:
       simulated.launch(StepWork(step_id=0, loads=(load(1, loaded),), parked_loads=(1,)))
     timers = sorted(arrivals)
     now = list(positions)
+    tables = [np.arange(20_100) + (np.arange(20_100) >= 300 * i) for i in range(len(positions))]
     given = {i: [] for i in range(len(positions))}
     log = []
     step_id = 1
@@ -142,7 +169,7 @@ def test_several_decode_steps_equal_single_ones_exactly(positions, outputs, load
         StepWork(
           step_id=step_id, decode_steps=steps,
           decodes=tuple(
-            DecodeWork(request_id=i, token_id=0, position=now[i], page_table=np.arange(1))
+            DecodeWork(request_id=i, token_id=0, position=now[i], page_table=tables[i])
             for i in live
           ),
         )

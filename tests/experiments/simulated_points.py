@@ -57,7 +57,7 @@ def write(out, machine, systems, rates, *, repeats=1, shape=SHAPE, shown=None):
     summary = run.summary()
     row = {
       "system": point.label, "rate_rps": point.rate_rps, "repeat": point.repeat,
-      "page_size": contender.system.page_size,
+      "decode_shares": machine.executor.decode_shares, "page_size": contender.system.page_size,
       "device_tokens": POOLS.device_tokens, "host_tokens": POOLS.host_tokens, **summary,
       "lost": summary["refused"] + summary["aborted"], "host_gap_ms_median": None,
       "arrival_span_s": max(times) - min(times), "reference_ttft_s": 0.25,

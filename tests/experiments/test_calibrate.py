@@ -86,6 +86,39 @@ def test_one_point_and_the_folder_of_one_run_with_the_same_steps(points, tmp_pat
   assert errors[0] < 0.001 < errors[1]
 
 
+def test_rows_that_read_together_are_what_the_points_say(tmp_path):
+  executor = dataclasses.replace(SLOWER.executor, decode_shares=2)
+  machine = dataclasses.replace(SLOWER, executor=executor)
+  points = simulated_points.write(
+    tmp_path / "run", machine, ("strata@16",), ("strata@16:40",), repeats=2
+  )
+  summary = run(tmp_path / "out", f"--run={points}", "--system=strata@16")
+  assert summary["fitted"]["executor.decode_shares"]["value"] == 2
+  rate = machine.hardware.attention_read_bytes_per_s
+  found = summary["fitted"]["hardware.attention_read_bytes_per_s"]["value"]
+  assert found == pytest.approx(rate, rel=0.02)
+  leaf = json.loads((tmp_path / "out" / "hardware_measured.json").read_text())["executor"]
+  assert leaf["decode_shares"]["source"].startswith(f"said by {points}, cpu, commit ")
+  assert sim.find_profile("measured", "llama31_8b", tmp_path / "out").executor.decode_shares == 2
+
+  with pytest.raises(flags.UsageError, match="--decode_shares: expected none, as the points"):
+    run(tmp_path / "x", f"--run={points}", "--point=0", "--decode_shares=2")
+  single = run_folder.open_run(tmp_path / "single", {})
+  with gzip.open(points / "steps.jsonl.gz", "rt") as file:
+    run_folder.write_jsonl(single / "steps.jsonl", [json.loads(line) for line in file])
+  argv = [f"--run={single}", "--system=strata@16"]
+  assert run(tmp_path / "y", *argv, "--decode_shares=2")["fitted"]["executor.decode_shares"]
+  with pytest.raises(flags.UsageError, match="decode_shares: expected more than 1, as"):
+    run(tmp_path / "z", *argv)
+
+  rows = (points / "points.jsonl").read_text()
+  for new, message in (("3", "expected points of one decode_shares"), ("0", "integer >= 1, got 0")):
+    changed = rows.replace('"decode_shares": 2', f'"decode_shares": {new}', 1)
+    (points / "points.jsonl").write_text(changed)
+    with pytest.raises(flags.UsageError, match=message):
+      run(tmp_path / "w", f"--run={points}", "--system=strata@16")
+
+
 def _break(points, tmp_path, name, old, new):
   """A copy of the folder with one thing changed in a file."""
   for file in points.iterdir():

@@ -119,6 +119,22 @@ def test_the_exact_profile_gives_the_exact_run_with_the_costs_that_were_shown(tm
   assert row["real"] != row["simulated"]
 
 
+def test_the_run_says_how_many_rows_read_together(tmp_path):
+  shape = dataclasses.replace(simulated_points.SHAPE, queries=40)
+  executor = ExecutorCosts(decode_shares=2)
+  points = simulated_points.write(
+    tmp_path / "run", dataclasses.replace(BASE, executor=executor),
+    ("strata@16",), ("strata@16:60",), shape=shape,
+  )  # fmt: skip
+  (row,) = run(tmp_path / "out", f"--run={points}")["points"]
+  assert row["real"] == row["simulated"]
+  noted = json.loads((points / "points.jsonl").read_text())
+  del noted["decode_shares"]  # as in runs from before there was such a thing
+  (points / "points.jsonl").write_text(json.dumps(noted) + "\n")
+  (row,) = run(tmp_path / "other", f"--run={points}")["points"]
+  assert row["simulated"]["tpot_mean_s"] > row["real"]["tpot_mean_s"]
+
+
 def _edit(folder, tmp_path, name, change):
   """A copy of the folder; `change` is given the first row of a file."""
   for file in folder.iterdir():
