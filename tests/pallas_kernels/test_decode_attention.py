@@ -339,6 +339,22 @@ def test_groups_read_only_what_all_of_them_have_and_every_tile_is_read_once(batc
     assert not read[row, used:].any()
 
 
+def test_the_short_ends_of_all_rows_are_no_work_for_one_block():
+  """24 rows in pairs of 20,000 tokens, each with a page of its own."""
+  rows, pages = 24, 626
+  table = np.arange(rows * pages, dtype=np.int32).reshape(rows, pages)
+  table[12:, :-1] = table[:12, :-1]
+  tokens = jnp.full(rows, 20_010, jnp.int32)
+  tile = tiles.find_tile(8, 32, 64)
+  groups = work_line.find_groups(jnp.asarray(table), tokens, width=2, tile=tile)
+  line = work_line.make_line(
+    tokens, groups, width=2, tile=tile, blocks=CONFIG.blocks,
+    most_parts=tiles.most_parts(rows, CONFIG.blocks, CONFIG.part_factor),
+  )  # fmt: skip
+  assert int(line.parts.sum()) > CONFIG.blocks
+  assert int((line.end_items - line.first_items).max()) <= 16
+
+
 def test_a_prompt_that_all_begin_with_does_not_mix_those_that_go_on_alike():
   """Of 20,000 tokens 320 are everybody's, the rest that of the next row but one."""
   table = np.arange(4 * 625, dtype=np.int32).reshape(4, 625)

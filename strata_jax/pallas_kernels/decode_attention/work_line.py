@@ -22,6 +22,10 @@ from strata_jax.pallas_kernels.decode_attention.sharing import (
   LEAST_SHARED_TOKENS,
 )
 
+# An item takes a thread block as long as so many tiles besides its own. Without such gaps in the
+# line one block would have the short ends of all rows.
+_ITEM_TILES = 6
+
 
 class Groups(NamedTuple):
   """Rows that read their first tokens together; a row without others is led by itself."""
@@ -33,6 +37,8 @@ class Groups(NamedTuple):
 
 class WorkLine(NamedTuple):
   """The tiles of all items in one line, of which every thread block takes an equal share.
+
+  Before each item there is a gap, for what it costs to begin with one.
 
   Items 0 to B - 1 are what rows attend to alone, with groups B to 2B - 1 what groups do, each under
   the number of its leader. Items without tiles are there as well.
@@ -127,17 +133,12 @@ def make_line(
     first_tiles = jnp.concatenate([first_tiles, jnp.zeros_like(first_tiles)])
     members = jnp.concatenate([members, _members(groups, width)])
   counts = lax.max(tile.count(tokens) - first_tiles, jnp.int32(0))
-  earlier = lax.iota(jnp.int32, len(counts))
-  starts = jnp.sum(
-    lax.select(
-      earlier[None] < earlier[:, None],
-      jnp.broadcast_to(counts, (len(counts), len(counts))),
-      jnp.zeros((len(counts), len(counts)), jnp.int32),
-    ),
-    axis=1,
-    dtype=jnp.int32,
-  )
-  stops = starts + counts
+  spans = lax.select(counts > 0, counts + _ITEM_TILES, counts)
+  square = len(spans), len(spans)
+  items, others = (lax.broadcasted_iota(jnp.int32, square, axis) for axis in (0, 1))
+  up_to = lax.select(others <= items, jnp.broadcast_to(spans, square), jnp.zeros_like(items))
+  stops = jnp.sum(up_to, axis=1, dtype=jnp.int32)
+  starts = stops - counts
   share = tiles.share(stops[-1], jnp.max(counts), blocks, most_parts)
   mine = lax.iota(jnp.int32, blocks)[:, None] * share
   parts = lax.div(stops - 1, share) - lax.div(starts, share) + 1
