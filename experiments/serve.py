@@ -83,8 +83,11 @@ def make_flags(description: str, out: str) -> flags.FlagSet:
     defaults={"device_tokens": 4096, "host_tokens": 12288},
   )
   program.add(
-    ServingConfig, defaults={"requests_in_flight": 4, "running_requests": 4, "step_tokens": 512}
-  )
+    ServingConfig,
+    defaults={
+      "requests_in_flight": 4, "running_requests": 4, "step_tokens": 512, "plan_ahead": True,
+    },
+  )  # fmt: skip
   program.add(ExecutorConfig)
   program.add(StdlibQaConfig)
   program.add(ShapeConfig)

@@ -76,6 +76,7 @@ FLAGS.add(
     "requests_in_flight": SERVING.requests_in_flight,
     "batch_requests": SERVING.batch_requests,
     "step_tokens": SERVING.step_tokens,
+    "plan_ahead": True,
   },
 )
 FLAGS.add(ExecutorConfig)

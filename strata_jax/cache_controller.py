@@ -45,6 +45,8 @@ __all__ = ["Admission", "Applied", "CacheController", "ControllerStats"]
 
 Outputs = tuple[tuple[int, tuple[int, ...]], ...]  # (request id, its new tokens)
 
+_UNKNOWN = -1  # stands for a token that a step under way will give
+
 
 class CacheController:
   """Metadata of the device and host tiers, and of every request in the system.
@@ -97,6 +99,8 @@ class CacheController:
     self._version = 0
     self._next_step = 0
     self._step: StepWork | None = None  # the computing step under way
+    # Who gets a token of it and where in its tokens, once all the rest has been taken in.
+    self._foreseen: list[tuple[RequestState, int]] | None = None
 
   @property
   def tree(self) -> HiRadixTree:
@@ -228,6 +232,26 @@ class CacheController:
     return BackupProgress(*counts.values())
 
   # -- completions --------------------------------------------------------------------------------
+
+  def foresee(self) -> tuple[int, ...] | None:
+    """Takes in what is known of the step under way before it is done: all but its tokens.
+
+    From then on views show what will be once it is done. `complete` brings the tokens, and until
+    then `apply` refuses plans. Several decode steps cannot be foreseen: pages would be published
+    whose tokens nobody knows.
+
+    Returns:
+      The requests that will get one token each; None where nothing can be foreseen.
+    """
+    step = self._step
+    if step is None or self._foreseen is not None or (step.decodes and step.decode_steps > 1):
+      return None
+    ids = [prefill.request_id for prefill in step.prefills if prefill.samples]
+    ids += [decode.request_id for decode in step.decodes]
+    outputs = self._take_in(step, dict.fromkeys(ids, (_UNKNOWN,)))
+    states = [self._states[request_id] for request_id, _ in outputs]
+    self._foreseen = [(state, state.length - 1) for state in states]
+    return tuple([state.request_id for state in states])
 
   def complete(self, event: Event, now_s: float) -> Outputs:
     """Takes an executor's event in; returns (request id, new tokens) of a finished step.
@@ -400,6 +424,11 @@ class CacheController:
     if step is None or step.step_id != event.step_id:
       raise ValueError(f"expected the step under way, got {event.step_id}")
     self._step = None
+    foreseen, self._foreseen = self._foreseen, None
+    return self._take_in(step, event.tokens) if foreseen is None else _fill_in(foreseen, event)
+
+  def _take_in(self, step: StepWork, tokens: Mapping[int, tuple[int, ...]]) -> Outputs:
+    """The step is done: its pages are published, its requests go on."""
     outputs: list[tuple[int, tuple[int, ...]]] = []
     for prefill in step.prefills:
       state = self._states[prefill.request_id]
@@ -409,10 +438,10 @@ class CacheController:
       if prefill.samples:
         state.phase = "decode"
         state.tip = state.leaf  # nothing of it is in flight any more
-        self._append(state, event.tokens, outputs)
+        self._append(state, tokens, outputs)
       if state.over:
         self._leave_now(state)
-    states, tokens = self._states, event.tokens
+    states = self._states
     for decode in step.decodes:
       state = states[decode.request_id]
       state.in_step = False
@@ -467,3 +496,17 @@ class CacheController:
 
   def _whole_pages(self, tokens: int) -> int:
     return tokens // self.cache.page_size * self.cache.page_size
+
+
+def _fill_in(foreseen: Sequence[tuple[RequestState, int]], event: StepDone) -> Outputs:
+  """Brings the tokens of a step that was foreseen; those of requests that left come too."""
+  outputs: list[tuple[int, tuple[int, ...]]] = []
+  for state, position in foreseen:
+    tokens = event.tokens.get(state.request_id, ())
+    if len(tokens) != 1:
+      if state.over:
+        continue
+      raise ValueError(f"expected one token of request {state.request_id}, got {tokens}")
+    state.tokens[position] = state.last_token = tokens[0]
+    outputs.append((state.request_id, tokens))
+  return tuple(outputs)

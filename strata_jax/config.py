@@ -192,6 +192,7 @@ class ServingConfig:
   batch_requests: int = 16  # requests in one prefill batch
   step_tokens: int = 2048  # prefill tokens in one step
   decode_steps: int = 1  # decode steps under one plan at most
+  plan_ahead: bool = False  # decide on the next step while one runs, not once it is done
 
   def __post_init__(self) -> None:
     for field in (

@@ -94,6 +94,8 @@ class _Under:
   work: StepWork
   row: StepRow
   first_tokens: frozenset[int]  # requests whose last chunk it computes
+  is_foreseen: bool = False  # the controller knows already what will be once it is done
+  ending: set[int] = dataclasses.field(default_factory=set)  # requests that it is the last step of
 
 
 class _Run:
@@ -108,7 +110,7 @@ class _Run:
     progress: Progress | None,
   ) -> None:
     self.controller, self.policy, self.executor = controller, policy, executor
-    self.cap = serving.requests_in_flight
+    self.cap, self.plans_ahead = serving.requests_in_flight, serving.plan_ahead
     self.recorder, self.progress = recorder, progress
     self.zero_s = executor.now_s()
     self.records = {
@@ -130,6 +132,7 @@ class _Run:
     self.load_waiters: dict[int, list[RequestRecord]] = {}
     self.releases: list[int] = []  # over, but in the step under way
     self.plan_wanted = False
+    self.planned: tuple[SchedulerView, StepPlan] | None = None  # for when the step is done
     self.idle_rounds = 0
     self.wake_at_s: float | None = None
 
@@ -141,9 +144,11 @@ class _Run:
       if self.wake_at_s is not None and now_s >= self.wake_at_s:
         self.wake_at_s, self.plan_wanted = None, True
       self._start_storage(now_s)
-      if self.under is None and self.plan_wanted:
+      if self.under is None and (self.plan_wanted or self.planned is not None):
         self._plan(now_s)
         continue
+      if self.under is not None and self.under.is_foreseen:
+        self._decide(now_s)
       if self._is_over():
         break
       if self.storage and self.clients.all_came and not (self.live or self.transfers):
@@ -154,8 +159,11 @@ class _Run:
         continue
       for event in self.executor.wait(None if until_s is None else until_s + self.zero_s):
         self._event(event)
-        if not isinstance(event, SpillHanded | SpillDone):  # no plan is another one for these
-          self.plan_wanted, self.idle_rounds = True, 0
+        if isinstance(event, SpillHanded | SpillDone):  # no plan is another one for these
+          continue
+        self.idle_rounds = 0
+        if not isinstance(event, StepDone) or self.planned is None:
+          self.plan_wanted = True
     self.load_times.settle()
     self.load_times.note(self.result)
     self.result.ended_s = self._now_s()
@@ -175,7 +183,8 @@ class _Run:
 
   def _let_in(self, now_s: float) -> None:
     """Takes arrivals into the system, as the cap allows."""
-    while len(self.live) < self.cap and (request := self.clients.next_in(now_s)) is not None:
+    cap = self.cap if self.under is None else self.cap + len(self.under.ending)
+    while len(self.live) < cap and (request := self.clients.next_in(now_s)) is not None:
       request_id, record = request.request_id, self.records[request.request_id]
       record.dispatched_s = now_s
       timed = dataclasses.replace(request, arrival_s=record.arrival_s)
@@ -200,6 +209,7 @@ class _Run:
       if self.under is None:
         self.executor.release(request_id)
       else:
+        self.under.ending.discard(request_id)
         self.releases.append(request_id)
     self.clients.over(request_id, at_s)
     if self.progress is not None:
@@ -226,9 +236,9 @@ class _Run:
 
   def _plan(self, now_s: float) -> None:
     """One round: view, plan, apply, launch."""
-    self.plan_wanted = False
-    view = self.controller.view(now_s)
-    plan = self.policy(view)
+    self._decide(now_s)
+    assert self.planned is not None
+    (view, plan), self.planned = self.planned, None
     self.result.plans += 1
     if self.recorder is not None:
       self.recorder(view, plan)
@@ -244,6 +254,8 @@ class _Run:
     self._note(plan, applied, now_s)
     if work is not None:
       self._launched(work, now_s, view, plan, applied)
+      if self.plans_ahead and work.computes:
+        self._foresee(now_s)
     if work is not None and (work.computes or work.loads):
       self.idle_rounds = 0
       return
@@ -254,6 +266,28 @@ class _Run:
     if applied.refused or applied.preempted or (waited and not event_comes):
       self.idle_rounds += 1
       self.plan_wanted = self.idle_rounds <= _IDLE_ROUNDS
+
+  def _decide(self, now_s: float) -> None:
+    """Makes a plan, unless there is one and nothing has happened since that may change it."""
+    if self.planned is not None and not self.plan_wanted:
+      return
+    self.plan_wanted = False
+    view = self.controller.view(now_s)
+    self.planned = view, self.policy(view)
+
+  def _foresee(self, now_s: float) -> None:
+    """Takes in what is known of the end of a launched step: the next is planned while it runs.
+
+    Whoever gets the last token makes room for an arrival already.
+    """
+    assert self.under is not None
+    ids = self.controller.foresee()
+    self.under.is_foreseen = ids is not None
+    for request_id in ids or ():
+      live = self.live[request_id]
+      if len(live.record.output_ids) + 1 >= live.limit:
+        self.controller.finish(request_id, now_s, output_tokens=live.limit)
+        self.under.ending.add(request_id)
 
   def _note(self, plan: StepPlan, applied: Applied, now_s: float) -> None:
     """Writes what a plan decided into the records."""
@@ -364,6 +398,8 @@ class _Run:
         if live is not None:
           self.prefetching[work.work_id] = live.record
       self.executor.launch_storage(work)
+      if self.planned is not None:  # what this work moves may be in that plan
+        self.plan_wanted = True
 
   def _storage_event(
     self, event: LookUpDone | PrefetchDone | SpillHanded | SpillDone, at_s: float
@@ -422,16 +458,20 @@ class _Run:
         record = self.records[request_id]
         record.near_ties.extend(len(record.output_ids) + i for i in indices)
     for request_id, tokens in outputs:
-      live = self.live[request_id]
+      live = self.live.get(request_id)
+      if live is None:
+        continue  # gave up
       output_ids = live.record.output_ids
       output_ids.extend(tokens)
       if live.stop or len(output_ids) >= live.limit:
         first = request_id in under.first_tokens
-        self._maybe_finish(live, len(tokens), prefill_end_s if first else at_s)
+        is_last = request_id in under.ending
+        self._maybe_finish(live, len(tokens), prefill_end_s if first else at_s, is_last)
     while self.releases:
       self.executor.release(self.releases.pop())
 
-  def _maybe_finish(self, live: _Live, new_tokens: int, at_s: float) -> None:
+  def _maybe_finish(self, live: _Live, new_tokens: int, at_s: float, is_last: bool) -> None:
+    """Ends an output at its stop token or limit; `is_last`: the controller has ended it before."""
     record = live.record
     outputs = record.output_ids
     reason = "length"
@@ -446,5 +486,7 @@ class _Run:
     del outputs[end:]
     # A near tie of the token that stopped it is kept: without it the output might go on.
     record.near_ties = [i for i in record.near_ties if i < end or (reason == "stop" and i == end)]
-    self.controller.finish(record.request_id, self._now_s(), output_tokens=end)
+    if not is_last:
+      self.controller.finish(record.request_id, self._now_s(), output_tokens=end)
+      self.planned = None  # it was planned as if this went on
     self._end(record, "finished", reason, at_s)

@@ -211,7 +211,8 @@ def test_case_17_a_request_that_just_fits_is_served(policy):
   _Run(requests, policy=policy).check_outputs(requests)
 
 
-def test_case_28_aborts_at_random_moments_leave_nothing_behind():
+@pytest.mark.parametrize("plan_ahead", [False, True])
+def test_case_28_aborts_at_random_moments_leave_nothing_behind(plan_ahead):
   rng = np.random.default_rng(0)
   requests = [
     dataclasses.replace(
@@ -222,7 +223,8 @@ def test_case_28_aborts_at_random_moments_leave_nothing_behind():
     for i, request in enumerate(_mixed(1250, documents=12))
   ]
   cache = dataclasses.replace(CACHE, device_tokens=160)
-  run = _Run(requests, cache=cache, serving=dataclasses.replace(SERVING, requests_in_flight=32))
+  serving = dataclasses.replace(SERVING, requests_in_flight=32, plan_ahead=plan_ahead)
+  run = _Run(requests, cache=cache, serving=serving)
   outcomes = [r.outcome for r in run.records]
   assert outcomes.count("aborted") > 500
   assert run.result.deadlocks == 0
@@ -359,8 +361,8 @@ def test_a_stop_token_ends_the_output_before_it():
     _request(1, prompt, max_new_tokens=8, stop_token_ids=(expected[0],)),
     _request(2, prompt, max_new_tokens=2, stop_token_ids=(expected[5],)),
   ]
-  for decode_steps in (1, 4):
-    run = _Run(requests, serving=dataclasses.replace(SERVING, decode_steps=decode_steps))
+  for changes in ({}, {"decode_steps": 4}, {"plan_ahead": True}):
+    run = _Run(requests, serving=dataclasses.replace(SERVING, **changes))
     end = expected.index(expected[5])
     assert [r.output_ids for r in run.records] == [expected[:end], [], expected[:2]]
     assert [r.reason for r in run.records] == ["stop", "stop", "length"]
@@ -546,10 +548,11 @@ def test_the_same_seed_gives_the_same_run():
   in_flight=st.integers(1, 12),
   decode_steps=st.integers(1, 4),
   timed=st.booleans(),
+  plan_ahead=st.booleans(),
 )
 def test_any_workload_under_any_config_gives_the_outputs_without_cache(
   seed, page_size, device_pages, host_pages, write_policy, policy, step_tokens, in_flight,
-  decode_steps, timed,
+  decode_steps, timed, plan_ahead,
 ):  # fmt: skip
   cache = CacheConfig(
     page_size=page_size,
@@ -563,6 +566,7 @@ def test_any_workload_under_any_config_gives_the_outputs_without_cache(
     batch_requests=4,
     step_tokens=step_tokens,
     decode_steps=decode_steps,
+    plan_ahead=plan_ahead,
   )
   rng = np.random.default_rng(seed)
   room = device_pages * page_size

@@ -9,7 +9,7 @@ import pytest
 
 from strata_jax.config import ServingConfig
 from strata_jax.tiers.faulty_store import Faults, FaultyStore
-from tests.storage_server import StorageServer, outputs_of, prompts
+from tests.storage_server import SERVING, StorageServer, outputs_of, prompts
 
 PAGE_SIZE = 8
 
@@ -33,9 +33,11 @@ def expected(server, requests):
   return outputs_of(server.serve(requests, cache=cache)[0])
 
 
-def test_outputs_are_the_same_with_storage(server, requests, expected):
+@pytest.mark.parametrize("plan_ahead", [False, True])
+def test_outputs_are_the_same_with_storage(server, requests, expected, plan_ahead):
   store = server.open_store("memory://")
-  result, stats = server.serve(requests, store)
+  serving = dataclasses.replace(SERVING, plan_ahead=plan_ahead)
+  result, stats = server.serve(requests, store, serving=serving)
   assert outputs_of(result) == expected
   assert sum(record.storage_hit_tokens for record in result.requests) > 500
   assert any(record.prefetch_s > 0 for record in result.requests)

@@ -29,7 +29,7 @@ class Case:
   initial_cache: str = "host_warm"
   device_tokens: int = 0
   host_tokens: int = 0
-  serving: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  serving: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   seed: int = 0
 
   def to_json(self) -> dict[str, Any]:
