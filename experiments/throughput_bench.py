@@ -145,6 +145,7 @@ class Bench:
         **_summary(result, requests, config),
         **timer.summary(),
         "costs": costs,
+        "decode_shares": executor.decode_shares,
         "recompiles": executor.recompiles - compiled_before,
         "prepare_s": prepared_s,
         "wall_s": time.monotonic() - began_s,

@@ -2,7 +2,8 @@
 
 cuDNN's kernel for single tokens takes as long for a padded row of a batch as for a valid one, and
 for a short context as for the longest. The kernel takes the time of what is there: 5 rows of 20,000
-tokens in a batch of 16 take 0.11 ms where cuDNN takes 0.31 (Llama-3.1-8B on an H200).
+tokens in a batch of 16 take 0.11 ms where cuDNN takes 0.31 (Llama-3.1-8B on an H200). What rows
+share it reads once for several of them.
 """
 
 import jax
@@ -10,12 +11,18 @@ import jax.numpy as jnp
 
 from strata_jax.attention import cudnn, merge
 from strata_jax.pallas_kernels.decode_attention import api as decode_attention
+from strata_jax.pallas_kernels.decode_attention import tiles
 
 
 def supports(heads: int, pool: jax.ShapeDtypeStruct) -> bool:
   """Whether decode has a kernel for so many heads and a pool [pages, 2, page_size, kv_heads, D]."""
   q = jax.ShapeDtypeStruct((1, heads, pool.shape[-1]), pool.dtype)
   return decode_attention.supports(q, pool)
+
+
+def decode_shares(heads: int) -> int:
+  """Rows of a decode batch with so many heads that read pages which they share once."""
+  return tiles.group_width(heads)
 
 
 def paged_attention(

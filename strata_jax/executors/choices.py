@@ -61,6 +61,11 @@ def attention_on(
   return choose_attention(name, model, page_layout, on_gpu, on_hopper=hopper_gpu)
 
 
+def decode_shares(implementation: str, model: config.ModelConfig) -> int:
+  """Rows of a decode batch that read the pages which they have in common once."""
+  return hopper.decode_shares(model.num_heads) if implementation == "hopper" else 1
+
+
 def choose_overlap(name: str, io: str, on_gpu: bool) -> str:
   """One of OVERLAPS; `auto` is by layer on a GPU, where the I/O back end can.
 

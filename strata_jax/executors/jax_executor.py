@@ -22,6 +22,7 @@ from strata_jax.executors import (
   prefill_batches,
   programs,
   protocol,
+  shared_reads,
   side_copies,
   staged_loads,
   storage_io,
@@ -116,6 +117,7 @@ class JaxExecutor:
     self._target = jax.devices()[0]
     on_gpu = self._target.platform == "gpu"
     attention = choices.attention_on(self._target, attention, config, page_layout)
+    self._decode_shares = choices.decode_shares(attention, config)
     self._by_layer = choices.choose_overlap(overlap, io, on_gpu) == "layer"
     self._stack = layer_stack.LayerStack(
       config, params, attention, self._target, layers_per_program=layers_per_program
@@ -181,6 +183,11 @@ class JaxExecutor:
   def buckets(self) -> buckets_lib.Buckets:
     """The padded shapes."""
     return self._buckets
+
+  @property
+  def decode_shares(self) -> int:
+    """Rows of a decode batch that read the pages which they have in common once."""
+    return self._decode_shares
 
   @property
   def recompiles(self) -> int:
@@ -438,6 +445,15 @@ class JaxExecutor:
         if not last:
           self._watcher.add(step.block, step.take, gives_event=False)
           batch, draws = packed_rows.advance(batch, draws, token_ids)
+      step.decode_read_tokens += self._read_tokens(some, decode_steps)
+
+  def _read_tokens(self, works: Sequence[protocol.DecodeWork], decode_steps: int) -> int:
+    """Tokens whose KV the decode steps of a batch read; each has one more in every row."""
+    first = shared_reads.read_tokens(
+      [work.page_table for work in works], [work.position + 1 for work in works],
+      width=self._decode_shares, page_size=self._page_size,
+    )  # fmt: skip
+    return decode_steps * first + len(works) * decode_steps * (decode_steps - 1) // 2
 
   def _forward(
     self,

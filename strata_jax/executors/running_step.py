@@ -31,6 +31,7 @@ class RunningStep:
   # Seconds that its compute waited for loads, where that can be measured once all is done.
   stalled_s: Callable[[], float] | None = None
   prefill_end_s: float = 0.0
+  decode_read_tokens: int = 0  # whose KV its decode steps read
   _results: collections.deque[_Result] = dataclasses.field(default_factory=collections.deque)
   _tokens: dict[int, list[int]] = dataclasses.field(default_factory=dict)
   _ties: dict[int, list[int]] = dataclasses.field(default_factory=dict)
@@ -71,6 +72,7 @@ class RunningStep:
       prefill_end_s=self.prefill_end_s,
       compute_s=max(prefill_s - stalled, 0.0),
       stall_s=stalled if self.waits else 0.0,
+      decode_read_tokens=self.decode_read_tokens,
       near_ties={request_id: tuple(at) for request_id, at in self._ties.items()},
     )
 

@@ -39,6 +39,12 @@ def test_attention_on_a_hopper_gpu():
       choose("hopper", **wrong)
 
 
+def test_rows_that_read_together():
+  assert choices.decode_shares("hopper", BFLOAT16) == 2
+  assert choices.decode_shares("hopper", config_lib.MODELS["smollm2_135m"]) == 4
+  assert choices.decode_shares("cudnn", BFLOAT16) == 1
+
+
 def test_pages_of_another_dtype_are_not_for_cudnn():
   page_layout = BFLOAT16.page_layout(16, "float32")
   assert choices.choose_attention("auto", BFLOAT16, page_layout, True) == "xla"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from strata_jax import config as config_lib
-from strata_jax.executors import buckets, jax_executor, protocol
+from strata_jax.executors import buckets, choices, jax_executor, protocol
 from strata_jax.models import loader, random
 from strata_jax.tiers import device as device_tier
 from strata_jax.tiers import host as host_tier
@@ -205,6 +205,22 @@ def test_steps_in_a_row_draw_as_single_ones_whoever_is_released_meanwhile():
   works = tuple(drive.decode_work(i, expected[i][3], 6, slots(i), 2) for i in (4, 2, 0, 3))
   done = drive.step(decodes=works, decode_steps=2)[0]
   assert done.tokens == {i: expected[i][4:6] for i in (0, 2, 3, 4)}
+
+
+@pytest.mark.parametrize(("shares", "read"), [(1, 3 * 400), (2, 350 + 2 * 50 + 400)])
+def test_steps_say_how_many_tokens_they_read(monkeypatch, shares, read):
+  """Two rows of three have 350 tokens in common; each has one more in the second step."""
+  monkeypatch.setattr(choices, "decode_shares", lambda *args: shares)
+  executor = driver.make_executor(*tiny(), 50, device_pages=32, context=450)
+  drive = driver.Driver(executor, 50)
+  assert executor.decode_shares == shares
+  tables = np.arange(27).reshape(3, 9)
+  tables[2, :7] = tables[0, :7]
+  for row in range(3):
+    executor.register(row, protocol.SamplingParams(), None)
+  works = tuple(drive.decode_work(row, 1, 399, table, 2) for row, table in enumerate(tables))
+  (done,) = drive.step(decodes=works, decode_steps=2)
+  assert done.decode_read_tokens == 2 * read + 3
 
 
 def test_near_ties_are_reported():

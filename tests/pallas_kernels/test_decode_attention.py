@@ -266,7 +266,7 @@ def test_rows_that_share_pages_read_them_together(
   monkeypatch.setattr(work_line, "LEAST_SHARED_TOKENS", 32)
   args = DecodeArgs(batch=len(tokens), heads=heads, kv_heads=kv_heads, head_dim=64, page_size=16)
   operands = _share(_batch(args, tokens), pairs)
-  width = tiles.QUERY_ROWS // tiles.padded_heads(heads)
+  width = tiles.group_width(heads)
   groups, *both = _interpreted(operands, blocks=blocks, width=width)
   assert groups.leaders.tolist() == leaders
   for got in both:

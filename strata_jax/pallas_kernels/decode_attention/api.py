@@ -117,7 +117,7 @@ def _attend(
   tile = tiles.find_tile(kv_heads, page_size, config.tile_rows)
   assert tile is not None
   most_parts = tiles.most_parts(len(q), config.blocks, config.part_factor)
-  width = tiles.QUERY_ROWS // tiles.padded_heads(heads) if config.share_prefixes else 1
+  width = tiles.group_width(heads) if config.share_prefixes else 1
   if width > 1 and len(q) > 1:
     groups = work_line.find_groups(page_table, tokens, width=width, tile=tile)
   else:

@@ -77,6 +77,11 @@ def padded_heads(heads: int) -> int:
   return -(-heads // 8) * 8
 
 
+def group_width(heads: int) -> int:
+  """Rows whose heads have room in one product."""
+  return QUERY_ROWS // padded_heads(heads)
+
+
 def most_parts(batch: int, blocks: int, part_factor: int) -> int:
   """Thread blocks that may share a row, the size of the buffer of partial results.
 
