@@ -25,13 +25,14 @@ class ExecutorConfig:
   layers_per_program: int = 1  # layers in one program where nothing is loaded beside
   attention: str = "auto"  # or "reference", "xla", "cudnn", "hopper"; auto: the fastest that can be
   row_factor: int = 4  # factor between the numbers of rows that batches are padded to
+  joint_tokens: int = 0  # padded tokens of a prefill batch that decodes share a pass with, at most
 
   def __post_init__(self) -> None:
     validation.check_choice(self, "attention", ("auto", *attention.IMPLEMENTATIONS))
     for field in dataclasses.fields(self):
       if field.type is not int:
         continue
-      minimum = 2 if field.name == "row_factor" else 1
+      minimum = {"row_factor": 2, "joint_tokens": 0}.get(field.name, 1)
       validation.check_int(self, field.name, minimum=minimum)
 
 
@@ -110,6 +111,7 @@ def make(
       prefill_rows=config.prefill_rows,
       row_factor=config.row_factor,
       least_decodes=1 if jax.default_backend() == "cpu" else LEAST_DECODES_GPU,
+      joint_tokens=config.joint_tokens,
     ),
     io=io.load,
     store_io=io.store,

@@ -11,6 +11,7 @@ profiler (null without a GPU). Without a GPU a tiny model shows that all of it r
 """
 
 import dataclasses
+import itertools
 import pathlib
 import statistics
 import tempfile
@@ -47,6 +48,7 @@ class StepBenchConfig:
   prefill_rows: int = 2
   row_factor: int = 2
   layers_per_program: int = 8  # layers in one program
+  joint_tokens: tuple[int, ...] = (0, 128)  # padded tokens of prefills in one pass with decodes
   rounds: int = 9  # steps, of which the median is taken
   seed: int = 0  # of weights, prompts and slots
 
@@ -67,7 +69,7 @@ FLAGS.add_flag("out", str, "runs/step_bench", "folder that the run writes")
 _TINY = StepBenchConfig(
   model="tiny", page_size=4, context_tokens=64, question_tokens=5, decodes=(0, 2),
   rows_a_context=(1, 2), prompts=(0, 1), running_requests=2, piece_tokens=16, layers_per_program=1,
-  rounds=2,
+  joint_tokens=(0, 32), rounds=2,
 )  # fmt: skip
 
 
@@ -81,12 +83,13 @@ def main(args: flags.Args) -> None:
     run_folder.say("No GPU: a tiny model runs, its times mean nothing.")
   params = jax.block_until_ready(random.random_params(config_lib.MODELS[config.model], config.seed))
   rows = []
-  for attention in config.attentions:
-    bench = StepBench(config, params, attention)
+  for attention, joint in itertools.product(config.attentions, config.joint_tokens):
+    bench = StepBench(config, params, attention, joint)
     for decodes in config.decodes:
       for shared in config.rows_a_context if decodes else (1,):
         for prompts in config.prompts:
-          if decodes or prompts:
+          # Steps of one kind are the same with and without joint passes.
+          if (decodes and prompts) or ((decodes or prompts) and joint == config.joint_tokens[0]):
             rows.append(bench.measure(decodes, shared, prompts))
             run_folder.say(str(rows[-1]))
     del bench  # its pools
@@ -97,9 +100,9 @@ def main(args: flags.Args) -> None:
 class StepBench:
   """An executor, and the steps that are timed."""
 
-  def __init__(self, config: StepBenchConfig, params: Any, attention: str) -> None:
+  def __init__(self, config: StepBenchConfig, params: Any, attention: str, joint: int) -> None:
     """Compiles all shapes."""
-    self._config, self._attention = config, attention
+    self._config, self._attention, self._joint = config, attention, joint
     self._model = config_lib.MODELS[config.model]
     layout = self._model.page_layout(config.page_size)
     self._context_pages = -(-config.context_tokens // config.page_size)
@@ -122,6 +125,7 @@ class StepBench:
         prefill_rows=config.prefill_rows,
         row_factor=config.row_factor,
         least_decodes=executor_flags.LEAST_DECODES_GPU if on_gpu else 1,
+        joint_tokens=joint,
       ),
       attention=attention,
       layers_per_program=config.layers_per_program,
@@ -140,6 +144,7 @@ class StepBench:
     busy_ms, attention_ms = self._profile(work)
     return {
       "attention": self._attention,
+      "joint_tokens": self._joint,
       "decodes": decodes,
       "rows_a_context": rows_a_context,
       "prompts": prompts,

@@ -443,6 +443,7 @@ class _Run:
         compute_s=event.compute_s,
         decode_steps=max(decoded, default=0),
         decode_read_tokens=event.decode_read_tokens,
+        joint=event.joint,
       )
     )
     for prefill in under.work.prefills:

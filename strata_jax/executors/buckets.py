@@ -22,6 +22,7 @@ class Buckets:
   table_pages: int  # width of every page table: the longest context
   prefill_rows: tuple[int, ...] = (1,)  # padded rows of a prefill batch, as its tokens allow
   piece_overhead_tokens: int = 64  # what one more piece costs, in tokens of compute
+  joint_tokens: int = 0  # padded tokens of a prefill batch that decodes go along with, at most
 
   def __post_init__(self) -> None:
     for field in ("chunk_tokens", "decode_requests", "transfer_pages", "prefill_rows"):
@@ -32,6 +33,7 @@ class Buckets:
       validation.fail(self, "prefill_rows", "1 as the smallest", self.prefill_rows)
     validation.check_int(self, "table_pages", minimum=1)
     validation.check_int(self, "piece_overhead_tokens", minimum=0)
+    validation.check_int(self, "joint_tokens", minimum=0)
 
   def chunk_pieces(self, tokens: int) -> tuple[tuple[int, int], ...]:
     """The pieces (valid, padded) that a prefill of `tokens` is computed in."""
@@ -53,9 +55,20 @@ class Buckets:
     return tuple(dict.fromkeys(chunks + [(rows, 1) for rows in self.decode_requests]))
 
   @property
+  def joint_shapes(self) -> tuple[tuple[int, int, int], ...]:
+    """(rows, padded tokens) of prefill batches and the rows of decode batches that join them."""
+    return tuple(
+      (rows, tokens, decodes)
+      for tokens in self.chunk_tokens
+      for rows in self.batch_rows(tokens)
+      for decodes in self.decode_requests
+      if rows * tokens <= self.joint_tokens
+    )
+
+  @property
   def programs(self) -> int:
     """Programs of a run: embed, layer, head for a shape; load, backup for a list; a marker."""
-    return 3 * len(self.shapes) + 2 * len(self.transfer_pages) + 1
+    return 3 * len(self.shapes) + len(self.joint_shapes) + 2 * len(self.transfer_pages) + 1
 
 
 def make_buckets(
@@ -68,6 +81,7 @@ def make_buckets(
   prefill_rows: int = 1,
   row_factor: int = 4,
   least_decodes: int = 1,
+  joint_tokens: int = 0,
 ) -> Buckets:
   """Few buckets for a run, each a factor of 4 (or what is said) below the next.
 
@@ -80,6 +94,7 @@ def make_buckets(
     prefill_rows: pieces of different prefills that are computed together at most.
     row_factor: between the numbers of rows of batches, prefills and decodes.
     least_decodes: rows of the smallest decode batch.
+    joint_tokens: padded tokens of a prefill batch that decodes go along with, at most.
   """
   context_pages = min(-(-context_tokens // page_layout.page_size), device_pages)
   chunk = min(piece_tokens, serving.step_tokens, context_pages * page_layout.page_size)
@@ -91,6 +106,7 @@ def make_buckets(
     transfer_pages=ladder(-(-transfer // 4), transfer, 4),
     table_pages=context_pages,
     prefill_rows=_from_one(ladder(1, min(prefill_rows, serving.batch_requests), row_factor)),
+    joint_tokens=joint_tokens,
   )
 
 

@@ -38,6 +38,10 @@ from strata_jax.tiers import io_backend, layout, page_store
 Progress = Callable[[int, int, str], None]
 
 
+# Of each batch: itself, how its tokens are drawn, the request of each row (None: no token of it).
+_Prefills = list[tuple[layer_stack.Batch, packed_rows.Draws, tuple[int | None, ...]]]
+
+
 @dataclasses.dataclass(kw_only=True, slots=True)
 class _Registered:
   sampling: protocol.SamplingParams
@@ -47,10 +51,14 @@ class _Registered:
 class JaxExecutor:
   """Implements `protocol.Executor`.
 
-  A step is launched in the order backups, loads, prefills, decodes; the order in which pages are
-  read and written follows from data dependence, since every pool is passed through every program
-  that touches it. `launch` only enqueues; a thread beside it waits for each part in that order and
-  takes the time at which it was done; `wait` hands the events over.
+  A step is launched in the order backups, loads, prefills, decodes (backups that run beside it come
+  last); the order in which pages are read and written follows from data dependence, since every
+  pool is passed through every program that touches it. `launch` only enqueues; a thread beside it
+  waits for each part in that order and takes the time at which it was done; `wait` hands the events
+  over.
+
+  Prefills of few tokens (`joint_tokens`) with which no loads ride go through the layers together with
+  the first decodes: the weights are read once for both.
 
   Loads overlap compute in one of two ways. `whole`: all layers are loaded, then the compute begins.
   `layer`: the pages of all loads of a step are loaded layer by layer, those of layer l + 1 beside
@@ -248,19 +256,29 @@ class JaxExecutor:
     )
     with self._compilations, jax.transfer_guard_host_to_device("disallow"):
       for backup in work.backups:
-        self._launch_backup(backup)
+        if self._side_backups is None or backup.evicts:
+          self._launch_backup(backup)
       loads = self._put_aside(work)
       if not self._rides(work):
         for load in loads:
           self._launch_load(load, step)
         loads = ()
+      joint: _Prefills | None = None
       if work.prefills:
-        self._launch_prefills(work.prefills, loads, step)
-        loads = ()
+        prefills = self._prefill_inputs(work.prefills)
+        if work.decodes and not loads and self._go_together(prefills):
+          joint, step.joint = prefills, True
+        else:
+          xs = self._forward([batch for batch, *_ in prefills], loads, step)
+          self._finish_prefills(xs, prefills, step)
+          loads = ()
       if work.decodes:
-        self._launch_decodes(work.decodes, work.decode_steps, loads, step)
+        self._launch_decodes(work.decodes, work.decode_steps, loads, step, joint)
     if work.computes:
       self._watcher.add(step.block, lambda: step.done(self.now_s()))
+    for backup in work.backups:  # last: their thread takes Python from this one, and nobody waits
+      if self._side_backups is not None and not backup.evicts:
+        self._start_aside(self._side_backups, backup)
 
   def launch_storage(self, work: protocol.StorageWork) -> None:
     """Starts work of the storage tier in its threads.
@@ -335,9 +353,6 @@ class JaxExecutor:
     return tuple(load for load in work.loads if load.transfer_id not in parked)
 
   def _launch_backup(self, work: protocol.BackupWork) -> None:
-    if self._side_backups is not None and not work.evicts:
-      self._start_aside(self._side_backups, work)
-      return
     if work.evicts:
       self._evicting.add(work.transfer_id)
     pools = self._device, self._need_host()
@@ -374,19 +389,23 @@ class JaxExecutor:
     """Loads pages, all layers at once."""
     self._device = self._mover.load(self._need_host(), self._device, host_slots, device_slots)
 
-  def _launch_prefills(
-    self,
-    works: Sequence[protocol.PrefillWork],
-    loads: Sequence[protocol.LoadWork],
-    step: RunningStep,
-  ) -> None:
-    """All prefills, the loads beside them; the heads of those that sample."""
+  def _prefill_inputs(self, works: Sequence[protocol.PrefillWork]) -> _Prefills:
+    """The batches of all prefills of a step, on the device."""
     packed = prefill_batches.pack(
       works, self._buckets, page_size=self._page_size, device_pages=len(self._device[0])
     )
-    inputs = [self._prefill_batch(batch, works) for batch in packed]
-    xs = self._forward([batch for batch, *_ in inputs], loads, step)
-    for x, (batch, draws, request_ids) in zip(xs, inputs, strict=True):
+    return [self._prefill_batch(batch, works) for batch in packed]
+
+  def _go_together(self, prefills: _Prefills) -> bool:
+    """Whether decodes are computed in one pass with these."""
+    batch, *others = [batch for batch, *_ in prefills]
+    return not others and batch.token_ids.size <= self._buckets.joint_tokens
+
+  def _finish_prefills(
+    self, xs: Sequence[jax.Array], prefills: _Prefills, step: RunningStep
+  ) -> None:
+    """The heads of those that sample, behind all layers."""
+    for x, (batch, draws, request_ids) in zip(xs, prefills, strict=True):
       if any(request_id is not None for request_id in request_ids):
         step.add_result(request_ids, *self._stack.head(x, batch.lengths, draws))
       else:
@@ -423,7 +442,9 @@ class JaxExecutor:
     decode_steps: int,
     loads: Sequence[protocol.LoadWork],
     step: RunningStep,
+    joint: _Prefills | None = None,
   ) -> None:
+    """All decode steps, the loads beside them; prefills in one pass with the first of them."""
     largest = self._buckets.decode_requests[-1]
     for first in range(0, len(works), largest):
       some = works[first : first + largest]
@@ -439,7 +460,13 @@ class JaxExecutor:
       loads = ()
       for offset in range(decode_steps):
         last = offset == decode_steps - 1
-        (x,) = self._forward([batch], spread[offset], step, completes=last)
+        if joint is not None:
+          with_prefill = [*(one for one, *_ in joint), batch]
+          (*xs, x), self._device = self._stack.run_joint(self._device, with_prefill)
+          self._finish_prefills(xs, joint, step)
+          joint = None
+        else:
+          (x,) = self._forward([batch], spread[offset], step, completes=last)
         token_ids, gaps = self._stack.head(x, batch.lengths, draws)
         step.add_result(request_ids, token_ids, gaps)
         if not last:
@@ -576,6 +603,9 @@ class JaxExecutor:
   def _warmup_jobs(self) -> Iterator[tuple[str, Callable[[], Any]]]:
     for rows, chunk in self._buckets.shapes:
       yield f"{rows} x {chunk} tokens", lambda rows=rows, chunk=chunk: self._warm_shape(rows, chunk)
+    for rows, chunk, decodes in self._buckets.joint_shapes:
+      name = f"{rows} x {chunk} tokens and {decodes} decodes"
+      yield name, lambda shapes=((rows, chunk), (decodes, 1)): self._warm_joint(shapes)
     if self._host is not None:
       if self._staged is not None:
         yield "parked loads", lambda: self._warm_staged()
@@ -591,6 +621,11 @@ class JaxExecutor:
     token_ids, _ = self._stack.head(x, batch.lengths, draws)
     packed_rows.advance(batch, draws, token_ids)
     return token_ids
+
+  def _warm_joint(self, shapes: Sequence[tuple[int, int]]) -> Sequence[jax.Array]:
+    batches = [self._rows(*shape).put(self._target)[0] for shape in shapes]
+    xs, self._device = self._stack.warm_joint(self._device, batches)
+    return xs
 
   def _no_pages(self) -> layer_stack.LoadLists:
     slots, count = self._put((np.zeros(self._buckets.table_pages, np.int32), np.int32(0)))

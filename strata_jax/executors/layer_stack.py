@@ -47,10 +47,9 @@ class LayerStack:
     """
     self._config = config
     self._params = jax.device_put(params, device)
-    self._groups: tuple[slice, ...] = ()
-    if layers_per_program > 1:
-      firsts = range(0, config.num_layers, layers_per_program)
-      self._groups = tuple(slice(first, first + layers_per_program) for first in firsts)
+    firsts = range(0, config.num_layers, layers_per_program)
+    self._groups = tuple(slice(first, first + layers_per_program) for first in firsts)
+    self._by_groups = layers_per_program > 1
     self._how = {"config": config, "implementation": attention}
     self._layer_ids = jax.device_put(
       tuple(np.int32(index) for index in range(config.num_layers)), device
@@ -94,7 +93,7 @@ class LayerStack:
       Hidden states [B, T, hidden] of each batch, and the pools.
     """
     xs: list[jax.Array] = [programs.embed(self._params.embedding, b.token_ids) for b in batches]
-    if reached is None and self._groups:
+    if reached is None and self._by_groups:
       return self._run_groups(xs, pools, batches)
     now = list(pools)
     last = len(now) - 1
@@ -113,6 +112,12 @@ class LayerStack:
         else:
           xs[at], now[index] = programs.layer(params, xs[at], now[index], *where, **self._how)
     return xs, tuple(now)
+
+  def run_joint(
+    self, pools: io_backend.DevicePool, batches: Sequence[Batch]
+  ) -> tuple[list[jax.Array], io_backend.DevicePool]:
+    """Computes batches in one pass, with nothing beside it; see `programs.joint_layers`."""
+    return self._run_joint(pools, batches, self._groups)
 
   def _run_groups(
     self, xs: list[jax.Array], pools: io_backend.DevicePool, batches: Sequence[Batch]
@@ -155,7 +160,7 @@ class LayerStack:
     where = (batch.table, batch.starts, batch.lengths)
     x = programs.embed(self._params.embedding, batch.token_ids)
     now = list(pools)
-    for group in {len(pools[group]): group for group in self._groups}.values():
+    for group in self._group_sizes(pools) if self._by_groups else ():
       x, now[group] = programs.layers(
         self._params.layers[group], x, tuple(now[group]), *where, **self._how
       )
@@ -171,3 +176,25 @@ class LayerStack:
     programs.marker(x)
     programs.marker(first)
     return x, (first, *others)
+
+  def warm_joint(
+    self, pools: io_backend.DevicePool, batches: Sequence[Batch]
+  ) -> tuple[list[jax.Array], io_backend.DevicePool]:
+    """Compiles what `run_joint` needs for these shapes, beside what `warm` compiles for each."""
+    return self._run_joint(pools, batches, self._group_sizes(pools))
+
+  def _run_joint(
+    self, pools: io_backend.DevicePool, batches: Sequence[Batch], groups: Sequence[slice]
+  ) -> tuple[list[jax.Array], io_backend.DevicePool]:
+    xs = tuple(programs.embed(self._params.embedding, batch.token_ids) for batch in batches)
+    wheres = tuple((batch.table, batch.starts, batch.lengths) for batch in batches)
+    now = list(pools)
+    for group in groups:
+      xs, now[group] = programs.joint_layers(
+        self._params.layers[group], xs, tuple(now[group]), wheres, **self._how
+      )
+    return list(xs), tuple(now)
+
+  def _group_sizes(self, pools: io_backend.DevicePool) -> Sequence[slice]:
+    """A group of each size."""
+    return tuple({len(pools[group]): group for group in self._groups}.values())

@@ -6,11 +6,13 @@ put beside the compute.
 """
 
 import functools
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from strata_jax import attention, sampling
 from strata_jax import config as config_lib
@@ -21,6 +23,9 @@ from strata_jax.pallas_kernels.fragment_io import api as fragment_io
 
 _LOOPLESS = ("cudnn", "hopper")  # implementations of attention that can stand in a region
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+# Of a batch: page table int32 [B, N], tokens before the chunks and valid tokens of them, int32 [B].
+Where = tuple[jax.Array, jax.Array, jax.Array]
 
 
 @jax.jit
@@ -92,12 +97,94 @@ def _layers(
   return x, tuple(written)
 
 
+def _joint_layer(
+  params: llama.LayerParams,
+  x: jax.Array,
+  pool: jax.Array,
+  wheres: tuple[Where, ...],
+  *,
+  sizes: tuple[tuple[int, int], ...],
+  config: config_lib.ModelConfig,
+  implementation: str,
+) -> tuple[jax.Array, jax.Array]:
+  """`_layer` over several batches: the weights are read once for all of them.
+
+  Args:
+    params: of the layer.
+    x: [1, tokens of all batches, hidden].
+    pool: of the layer, donated.
+    wheres: page table, starts and lengths of each batch.
+    sizes: (B, T) of each batch, static.
+    config: static.
+    implementation: of attention, static.
+
+  Returns:
+    Hidden states as they came, and the pool. Each batch may attend to what the others write.
+  """
+
+  def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    written, parts = pool, [_cut(one, sizes) for one in (q, k, v)]
+    for _, k, v, where in zip(*parts, wheres, strict=True):
+      written = attention.write_kv(written, k, v, *where)
+    outs = [
+      attention.paged_attention(q, k, v, written, *where, implementation=implementation)
+      for q, k, v, where in zip(*parts, wheres, strict=True)
+    ]
+    return _side_by_side(outs), written
+
+  positions = _side_by_side(
+    [
+      starts[:, None] + jnp.arange(size[1])
+      for (_, starts, _), size in zip(wheres, sizes, strict=True)
+    ]
+  )
+  return llama.decoder_layer(config, params, x, positions, attend)
+
+
+def _cut(x: jax.Array, sizes: tuple[tuple[int, int], ...]) -> list[jax.Array]:
+  """[1, tokens, ...] -> [B, T, ...] of each batch."""
+  ends = np.cumsum([rows * tokens for rows, tokens in sizes])[:-1]
+  parts = jnp.split(x[0], ends)
+  return [part.reshape(*size, *x.shape[2:]) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _side_by_side(parts: Sequence[jax.Array]) -> jax.Array:
+  """The opposite of `_cut`."""
+  return jnp.concatenate([part.reshape(-1, *part.shape[2:]) for part in parts])[None]
+
+
+_same_joint_layer = jax.jit(_joint_layer, static_argnames=(*_STATIC, "sizes"))
+
+
+def _joint_layers(
+  params: tuple[llama.LayerParams, ...],
+  xs: tuple[jax.Array, ...],
+  pools: tuple[jax.Array, ...],
+  wheres: tuple[Where, ...],
+  *,
+  config: config_lib.ModelConfig,
+  implementation: str,
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+  """`_joint_layer` for some layers in a row; `xs`: [B, T, hidden] of each batch."""
+  sizes = tuple((x.shape[0], x.shape[1]) for x in xs)
+  x, written = _side_by_side(xs), []
+  for one, pool in zip(params, pools, strict=True):
+    x, pool = _same_joint_layer(
+      one, x, pool, wheres, sizes=sizes, config=config, implementation=implementation
+    )
+    written.append(pool)
+  return tuple(_cut(x, sizes)), tuple(written)
+
+
 # XLA would make one product of those with wq, wk and wv and put the weights side by side for it, in
 # every call: 24 us a layer of Llama-3.1-8B on an H200, and 18 where three products take 28.
 _OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
 layer = jax.jit(_layer, static_argnames=_STATIC, donate_argnames="pool", compiler_options=_OPTIONS)
 layers = jax.jit(
   _layers, static_argnames=_STATIC, donate_argnames="pools", compiler_options=_OPTIONS
+)
+joint_layers = jax.jit(
+  _joint_layers, static_argnames=_STATIC, donate_argnames="pools", compiler_options=_OPTIONS
 )
 
 

@@ -107,7 +107,8 @@ class StepDone(NamedTuple):
   `tokens[request_id]`: the sampled tokens (one for a last prefill chunk, up to `decode_steps` for
   a decode). `stall_s`: time its prefill waited for loads; `compute_s`: prefill time without it.
   `decode_read_tokens`: tokens whose KV its decode steps read, what rows read together once; 0 where
-  the executor does not say.
+  the executor does not say. `joint`: the prefills were in one pass with the first decodes, so that
+  `prefill_end_s` is the end of both.
   """
 
   step_id: int
@@ -119,6 +120,7 @@ class StepDone(NamedTuple):
   stall_s: float = 0.0
   near_ties: Mapping[int, tuple[int, ...]] = MappingProxyType({})  # indices into `tokens[id]`
   decode_read_tokens: int = 0
+  joint: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

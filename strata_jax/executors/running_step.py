@@ -32,6 +32,7 @@ class RunningStep:
   stalled_s: Callable[[], float] | None = None
   prefill_end_s: float = 0.0
   decode_read_tokens: int = 0  # whose KV its decode steps read
+  joint: bool = False  # its prefills are in one pass with its first decodes
   _results: collections.deque[_Result] = dataclasses.field(default_factory=collections.deque)
   _tokens: dict[int, list[int]] = dataclasses.field(default_factory=dict)
   _ties: dict[int, list[int]] = dataclasses.field(default_factory=dict)
@@ -73,6 +74,7 @@ class RunningStep:
       compute_s=max(prefill_s - stalled, 0.0),
       stall_s=stalled if self.waits else 0.0,
       decode_read_tokens=self.decode_read_tokens,
+      joint=self.joint,
       near_ties={request_id: tuple(at) for request_id, at in self._ties.items()},
     )
 

@@ -223,6 +223,66 @@ def test_steps_say_how_many_tokens_they_read(monkeypatch, shares, read):
   assert done.decode_read_tokens == 2 * read + 3
 
 
+@pytest.mark.parametrize("layers_per_program", [1, 2])
+def test_prefills_and_decodes_in_one_pass_are_what_they_are_apart(layers_per_program):
+  """Tokens of all requests, and the KV; a prefill of more tokens goes alone."""
+  config, params = tiny()
+  rng = np.random.default_rng(5)
+  prompts = [rng.integers(0, 256, count).tolist() for count in (21, 14, 9, 30)]
+  slots = rng.permutation(40).reshape(4, 10)
+  got = {}
+  for joint_tokens in (0, 32):
+    executor = jax_executor.JaxExecutor(
+      config,
+      params,
+      config.page_layout(4),
+      device_pages=40,
+      host_pages=0,
+      buckets=buckets.Buckets(
+        chunk_tokens=(16, 64), decode_requests=(1, 4), transfer_pages=(8,), table_pages=10,
+        prefill_rows=(1, 2), joint_tokens=joint_tokens,
+      ),
+      layers_per_program=layers_per_program,
+    )  # fmt: skip
+    executor.warmup()
+    drive = driver.Driver(executor, 4)
+    passes = []
+    run = executor._stack.run_joint
+    executor._stack.run_joint = lambda pools, batches, run=run, passes=passes: (
+      passes.append([batch.token_ids.shape for batch in batches]) or run(pools, batches)
+    )
+    for row in range(4):
+      executor.register(row, protocol.SamplingParams(temperature=0.5 * (row % 2), seed=row), None)
+    first = drive.prefill(0, prompts[0], slots[0]).tokens[0]
+
+    def prefills(*rows):
+      return tuple(
+        protocol.PrefillWork(
+          request_id=row, token_ids=np.asarray(prompts[row], np.int32), start=0,
+          page_table=slots[row][: driver.pages(len(prompts[row]), 4)], samples=True,
+        )
+        for row in rows
+      )  # fmt: skip
+
+    decodes = (drive.decode_work(0, first[0], 21, slots[0], 3),)
+    (done,) = drive.step(prefills=prefills(1, 2), decodes=decodes, decode_steps=3)
+    assert done.started_s < done.prefill_end_s < done.at_s
+    assert done.joint == bool(joint_tokens)
+    assert {row: len(tokens) for row, tokens in done.tokens.items()} == {0: 3, 1: 1, 2: 1}
+    decodes = tuple(
+      drive.decode_work(row, done.tokens[row][-1], length, slots[row])
+      for row, length in ((0, 24), (1, 14), (2, 9))
+    )
+    (last,) = drive.step(prefills=prefills(3), decodes=decodes, decode_steps=1)
+    assert not last.joint
+    assert passes == ([[(2, 16), (1, 1)]] if joint_tokens else [])
+    assert executor.recompiles == 0
+    kv = device_tier.read_pages(executor.device_pool, slots.reshape(-1))
+    got[joint_tokens] = done.tokens, last.tokens, kv
+  assert got[0][:2] == got[32][:2]
+  np.testing.assert_allclose(got[0][2], got[32][2], atol=1e-5)
+
+
 def test_near_ties_are_reported():
   config, params = tiny()
   same = params.head.output.at[1].set(params.head.output[0])  # tokens 0 and 1 tie always

@@ -11,8 +11,10 @@ from experiments.step_bench import FLAGS, StepBenchConfig, main
 def test_a_tiny_model_runs(tmp_path, capsys):
   main(FLAGS.parse([f"--out={tmp_path}", "--attentions=xla"]))
   rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-  steps = [(row["decodes"], row["rows_a_context"], row["prompts"]) for row in rows]
-  assert steps == [(0, 1, 1), (2, 1, 0), (2, 1, 1), (2, 2, 0), (2, 2, 1)]
+  names = "joint_tokens", "decodes", "rows_a_context", "prompts"
+  alone = [(0, 0, 1, 1), (0, 2, 1, 0), (0, 2, 1, 1), (0, 2, 2, 0), (0, 2, 2, 1)]
+  joint = [(32, 2, 1, 1), (32, 2, 2, 1)]
+  assert [tuple(row[name] for name in names) for row in rows] == alone + joint
   assert all(row["step_ms"] > 0 and row["busy_ms"] is None for row in rows)
 
 
