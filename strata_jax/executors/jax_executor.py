@@ -57,8 +57,8 @@ class JaxExecutor:
   waits for each part in that order and takes the time at which it was done; `wait` hands the events
   over.
 
-  Prefills of few tokens (`joint_tokens`) with which no loads ride go through the layers together with
-  the first decodes: the weights are read once for both.
+  Prefills of few tokens (`joint_tokens`) with which no loads ride go through the layers together
+  with the first decodes: the weights are read once for both.
 
   Loads overlap compute in one of two ways. `whole`: all layers are loaded, then the compute begins.
   `layer`: the pages of all loads of a step are loaded layer by layer, those of layer l + 1 beside
