@@ -38,9 +38,17 @@ class FragmentCopies:
     self._size_bytes = page_layout.fragment_bytes // self._parts
 
   def by_layer(
-    self, host_slots: np.ndarray, device_slots: np.ndarray, *, to_device: bool
+    self,
+    host_slots: np.ndarray,
+    device_slots: np.ndarray,
+    *,
+    to_device: bool,
+    layers_at_once: int = 1,
   ) -> Iterator[cuda_copies.Copies]:
-    """The copies of each layer, for slots int32 [pages]; addresses are computed all at once."""
+    """The copies of each layer, or of so many layers in a row, for slots int32 [pages].
+
+    Addresses are computed all at once.
+    """
     parts = np.arange(self._parts)
     layers = np.arange(self.layers)[:, None]
     fragments = host_slots.astype(np.int64) * self.layers + layers  # [layers, pages]
@@ -49,7 +57,8 @@ class FragmentCopies:
     on_host = cuda_copies.addresses(self._host_at, in_host, self._size_bytes)
     on_device = self._device_at[:, None] + cuda_copies.addresses(0, in_pool, self._size_bytes)
     targets, sources = (on_device, on_host) if to_device else (on_host, on_device)
-    for layer in range(self.layers):
+    for first in range(0, self.layers, layers_at_once):
+      some = slice(first, first + layers_at_once)
       yield cuda_copies.Copies(
-        targets=targets[layer], sources=sources[layer], size_bytes=self._size_bytes
+        targets=targets[some].ravel(), sources=sources[some].ravel(), size_bytes=self._size_bytes
       )

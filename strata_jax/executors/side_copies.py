@@ -17,6 +17,9 @@ from strata_jax.tiers import cuda_copies
 
 # Smaller fragments are faster by the kernel, even though it takes turns with the compute.
 SMALLEST_FRAGMENT_BYTES = 32 << 10
+# Pages in one call of the driver: of a few, those of many layers go together, since what a call
+# costs is Python, which whoever launches waits for. A layer of many pages is a call of its own.
+_PAGES_AT_ONCE = 256
 
 # Called once all bytes are there, or with the error that kept them.
 Done = Callable[[BaseException | None], None]
@@ -50,8 +53,11 @@ def _work(
     host_slots, device_slots, done = job
     error: BaseException | None = None
     try:
-      for layer in copies.by_layer(host_slots, device_slots, to_device=to_device):
-        copies.submit(layer, side.stream)
+      at_once = max(1, _PAGES_AT_ONCE // max(1, len(host_slots)))
+      for some in copies.by_layer(
+        host_slots, device_slots, to_device=to_device, layers_at_once=at_once
+      ):
+        copies.submit(some, side.stream)
       side.synchronize()
     except BaseException as found:  # whoever waits for the transfer must hear of it
       error = found

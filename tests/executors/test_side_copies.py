@@ -46,6 +46,24 @@ def test_pages_arrive_and_their_neighbours_stay(monkeypatch, backend):
   assert (host.page_bytes(host_pool)[[0, 3, 4, 5]] == 7).all()
 
 
+@pytest.mark.parametrize(("pages", "calls"), [(2, 1), (3, 2), (9, 3)])
+def test_layers_of_a_few_pages_go_in_one_call(monkeypatch, pages, calls):
+  cpu_driver.install(monkeypatch)
+  monkeypatch.setattr(side_copies, "_PAGES_AT_ONCE", 6)
+  submitted = []
+  monkeypatch.setattr(
+    cuda_copies, "submit_batch", lambda copies, _: submitted.append(copies.targets.size)
+  )
+  pools, host_pool = device.make_device_pool(LAYOUT, 9), host.make_host_pool(LAYOUT, 9)
+  copies = fragment_copies.FragmentCopies(LAYOUT, "copy_engine", pools, host_pool)
+  over = threading.Event()
+  slots = np.arange(pages, dtype=np.int32)
+  side_copies.SideCopies(copies, to_device=False).start(slots, slots, lambda _: over.set())
+  assert over.wait(10)
+  assert len(submitted) == calls
+  assert sum(submitted) == LAYOUT.num_layers * pages
+
+
 def aside(monkeypatch):
   """An executor on the CPU whose backups go by the stand-in of the driver."""
   cpu_driver.install(monkeypatch)
@@ -93,6 +111,27 @@ def test_a_slow_backup_holds_nothing_up(monkeypatch):
   assert backed_up == protocol.BackupDone(3, backed_up.at_s)
   want = device.read_pages(drive.executor.device_pool, np.arange(4))
   np.testing.assert_array_equal(host.read_pages(drive.executor.host_pool, np.arange(4)), want)
+
+
+def test_backups_beside_a_step_start_once_it_is_launched(monkeypatch):
+  drive = aside(monkeypatch)
+  executor, started = drive.executor, []
+  launch, start = executor._forward, executor._side_backups.start
+  monkeypatch.setattr(
+    executor, "_forward", lambda *args: started.append("compute") or launch(*args)
+  )
+  monkeypatch.setattr(
+    executor._side_backups, "start", lambda *args: [started.append("backup"), start(*args)]
+  )
+  executor.register(0, protocol.SamplingParams(), None)
+  drive.prefill(0, test_overlap.prompts()[0], np.arange(20))
+  backup = protocol.BackupWork(
+    transfer_id=3, node_ids=(), device_slots=np.arange(4, dtype=np.int32),
+    host_slots=np.arange(4, dtype=np.int32), tokens=16,
+  )  # fmt: skip
+  work = test_overlap.prefill_work(0, test_overlap.prompts()[0], 0, np.arange(20))
+  drive.step(2, backups=(backup,), prefills=(work,))
+  assert started == ["compute", "compute", "backup"]
 
 
 def test_parked_loads_hold_nothing_up_and_the_others_wait_their_turn(monkeypatch):
