@@ -44,11 +44,11 @@ class StepBenchConfig:
   prompts: tuple[int, ...] = (0, 1, 2)  # prompts of a step
   attentions: tuple[str, ...] = ("auto",)  # implementations by name
   running_requests: int = 28  # of the shapes that are compiled, like the rest
-  piece_tokens: int = 64
-  prefill_rows: int = 2
+  piece_tokens: int = 256
+  prefill_rows: int = 4
   row_factor: int = 2
   layers_per_program: int = 8  # layers in one program
-  joint_tokens: tuple[int, ...] = (0, 128)  # padded tokens of prefills in one pass with decodes
+  joint_tokens: tuple[int, ...] = (0, 256)  # padded tokens of prefills in one pass with decodes
   rounds: int = 9  # steps, of which the median is taken
   seed: int = 0  # of weights, prompts and slots
 
