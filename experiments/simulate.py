@@ -46,6 +46,10 @@ FLAGS.add_flag(
 )  # fmt: skip
 FLAGS.add_flag("prefill_rows", int, 1, "with --piece_tokens: pieces computed together at most")
 FLAGS.add_flag("row_factor", int, 4, "with --piece_tokens: factor between batches' numbers of rows")
+FLAGS.add_flag(
+  "joint_tokens", int, 0,
+  "with --piece_tokens: padded tokens of a prefill batch that decodes share a pass with, at most",
+)  # fmt: skip
 FLAGS.add_flag("initial_cache", str, "cold", f"one of {', '.join(sim.INITIAL_CACHES)}")
 FLAGS.add(sim.PoolSizes)
 FLAGS.add(
@@ -59,6 +63,7 @@ FLAGS.add_flag("slo_ttft_s", float | None, None, "a good request's TTFT is at mo
 FLAGS.add_flag("slo_tpot_s", float | None, None, "a good request's TPOT is at most this")
 FLAGS.add_flag("record", str | None, None, "file for every view and plan: .jsonl or .jsonl.gz")
 FLAGS.add_flag("out", str, "runs/simulate", "folder that the run writes")
+_LEAST = {"piece_tokens": 1, "prefill_rows": 1, "row_factor": 2, "joint_tokens": 0}
 
 
 def main(args: flags.Args) -> None:
@@ -145,15 +150,19 @@ def _shapes(
   args: flags.Args, cache: CacheConfig, serving: ServingConfig, workload: Workload
 ) -> Buckets | None:
   if args.piece_tokens is None:
+    if args.joint_tokens:
+      raise ValueError(
+        f"--joint_tokens: expected 0 without --piece_tokens, got {args.joint_tokens}"
+      )
     return None
-  for name, least in (("piece_tokens", 1), ("prefill_rows", 1), ("row_factor", 2)):
+  for name, least in _LEAST.items():
     if getattr(args, name) < least:
       raise ValueError(f"--{name}: expected an integer >= {least}, got {getattr(args, name)}")
   return make_buckets(
     PageLayout(num_layers=1, page_size=cache.page_size, kv_heads=1, head_dim=1, dtype="bfloat16"),
     serving, device_pages=cache.device_pages, piece_tokens=args.piece_tokens,
     context_tokens=max(len(r.prompt_ids) + output_tokens(r) for r in workload.requests),
-    prefill_rows=args.prefill_rows, row_factor=args.row_factor,
+    prefill_rows=args.prefill_rows, row_factor=args.row_factor, joint_tokens=args.joint_tokens,
   )  # fmt: skip
 
 

@@ -5,8 +5,10 @@ Prefill pass of chunks i with t_i new tokens behind c_i context tokens:
   attention = sum_i max(a * (t_i c_i + t_i^2 / 2) / attention flops, kv * (c_i + t_i) / read rate)
   pass = matmul + attention + all-reduces + overhead
 A decode step is the same with t_i = 1 and the overlap of nothing; what it reads of contexts that
-requests share is the executor's affair (`shared_reads`). A transfer of n fragments takes
-latency + bytes / rate(back end, fragment bytes).
+requests share is the executor's affair (`shared_reads`). A joint pass is a prefill pass with one
+more token in its matmul for each decode, the attention of both and a head for either part: the
+weights are read once. A transfer of n fragments takes latency + bytes / rate(back end, fragment
+bytes).
 
 What an executor adds (`profile.ExecutorCosts`): an overhead for each chunk and each request of a
 decode step; with `chunks_apart` the matmul of a pass is the sum of its chunks' own. Prefills that
@@ -83,29 +85,39 @@ class CostModel:
 
   # Compute
 
-  def prefill_layer_s(self, chunks: Sequence[tuple[int, int]]) -> float:
-    """One layer of a pass over chunks (new tokens, context tokens), nothing else running."""
+  def prefill_layer_s(
+    self, chunks: Sequence[tuple[int, int]], decodes: int = 0, read_tokens: float = 0
+  ) -> float:
+    """One layer of a pass over chunks (new tokens, context tokens), nothing else running.
+
+    With `decodes` so many rows of a decode step are in it, which reads the KV of `read_tokens`.
+    """
     if self.buckets is not None:
-      return self._padded_layer_s(chunks, self.buckets)
+      return self._padded_layer_s(chunks, self.buckets, decodes, read_tokens)
     model, executor = self.profile.model, self._executor
-    tokens = sum(new for new, _ in chunks)
-    if executor.chunks_apart:
+    tokens = sum(new for new, _ in chunks) + decodes
+    if executor.chunks_apart and not decodes:
       matmul_s = math.fsum(self._matmul_s(new) for new, _ in chunks)
     else:
       matmul_s = self._matmul_s(tokens)
-    matmul_s += len(chunks) * executor.chunk_overhead_s
-    attention_s = 0.0
+    matmul_s += len(chunks) * executor.chunk_overhead_s + decodes * executor.decode_request_s
+    attention_s = read_tokens * self._kv_read_s
     for new, context in chunks:
       products = new * context + 0.5 * new * new
       flops_s = model.attention_flops_token_context_layer * products / self._attention_flops
       attention_s += max(flops_s, (context + new) * self._kv_read_s)
     return matmul_s / self.layers + attention_s + self._allreduce_s(tokens)
 
-  def _padded_layer_s(self, chunks: Sequence[tuple[int, int]], buckets: Buckets) -> float:
+  def _padded_layer_s(
+    self, chunks: Sequence[tuple[int, int]], buckets: Buckets, decodes: int, read_tokens: float
+  ) -> float:
     """The same in padded shapes: each batch is a pass, padded tokens attend like others."""
     batches, pieces = shapes_of(chunks, buckets)
+    if decodes:
+      batches = [sum(batches) + decodes]
     matmul_s = math.fsum(self._matmul_s(tokens) for tokens in batches)
     matmul_s += len(chunks) * self._executor.chunk_overhead_s
+    matmul_s += decodes * self._executor.decode_request_s
     product_s = self.profile.model.attention_flops_token_context_layer / self._attention_flops
     attention_s = math.fsum(
       max(
@@ -113,17 +125,30 @@ class CostModel:
       )
       for tokens, padded, before in pieces
     )  # fmt: skip
+    attention_s += read_tokens * self._kv_read_s
     return matmul_s / self.layers + attention_s + self._allreduce_s(sum(batches))
 
-  def prefill_s(self, chunks: Sequence[tuple[int, int]]) -> float:
-    """A whole pass without any load."""
-    head_s = self._head_s(len(chunks))
-    layers_s = self.layers * self.prefill_layer_s(chunks)
+  def prefill_s(
+    self, chunks: Sequence[tuple[int, int]], decodes: int = 0, read_tokens: float = 0
+  ) -> float:
+    """A whole pass without any load; with `decodes` one with them, up to the prefills' tokens."""
+    head_s = self.head_s(len(chunks))
+    layers_s = self.layers * self.prefill_layer_s(chunks, decodes, read_tokens)
     return layers_s + head_s + self.profile.hardware.pass_overhead_s
+
+  def joint_s(self, chunks: Sequence[tuple[int, int]], requests: int, read_tokens: float) -> float:
+    """One pass over the chunks and a decode step of `requests`, up to the tokens of both."""
+    return self.prefill_s(chunks, requests, read_tokens) + self.head_s(requests)
 
   def prefill_tail_s(self, requests: int) -> float:
     """What a pass costs beside its layers."""
-    return self._head_s(requests) + self.profile.hardware.pass_overhead_s
+    return self.head_s(requests) + self.profile.hardware.pass_overhead_s
+
+  def head_s(self, requests: int) -> float:
+    """The tokens of so many requests, from what the last layer gave."""
+    model = self.profile.model
+    flops_s = 2.0 * model.head_params * requests / self._flops
+    return max(flops_s, model.head_params * model.weight_item_bytes / self._weight_rate)
 
   def decode_step_s(self, requests: int, read_tokens: float) -> float:
     """One step of `requests` requests that reads the KV of `read_tokens` tokens in sum."""
@@ -188,11 +213,6 @@ class CostModel:
       params += touched * model.experts * model.expert_params
     flops_s = 2.0 * self._active_params * tokens / self._flops
     return max(flops_s, params * model.weight_item_bytes / self._weight_rate)
-
-  def _head_s(self, requests: int) -> float:
-    model = self.profile.model
-    flops_s = 2.0 * model.head_params * requests / self._flops
-    return max(flops_s, model.head_params * model.weight_item_bytes / self._weight_rate)
 
   def _allreduce_s(self, tokens: int) -> float:
     """Two ring all-reduces of the bfloat16 activations in each layer."""

@@ -146,7 +146,7 @@ class StepRow(NamedTuple):
   decode_context_tokens: int  # sum of the tokens before its first decode step
   load_end_s: float | None  # when the last of its loads had come; None without loads
   decode_read_tokens: int = 0  # whose KV its decode steps read; 0: the executor did not say
-  joint: bool = False  # prefills in one pass with the first decodes: `prefill_end_s` ends both
+  joint: bool = False  # prefills in one pass with the first decodes, which ends with their head
 
 
 @dataclasses.dataclass(slots=True, eq=False)

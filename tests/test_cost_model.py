@@ -1,9 +1,12 @@
+import dataclasses
+
 import hypothesis
 import hypothesis.strategies as st
 import pytest
 
 from strata_jax import profile as profiles
 from strata_jax.cost_model import CostModel, IoConfig
+from strata_jax.executors.buckets import Buckets
 
 PROFILE = profiles.load("h200_llama31_8b")
 
@@ -107,3 +110,51 @@ def test_a_kernel_without_a_cap_disturbs_more_and_a_copy_engine_less():
 def test_an_unknown_back_end_is_refused():
   with pytest.raises(ValueError, match=r"IoConfig\.load_backend: expected one of"):
     IoConfig(load_backend="dma")
+
+
+BUCKETS = Buckets(
+  chunk_tokens=(32, 128), decode_requests=(32,), transfer_pages=(64,), table_pages=900,
+  prefill_rows=(1, 4), joint_tokens=128,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("buckets", [None, BUCKETS])
+@pytest.mark.parametrize("name", ["h200_llama31_8b", "h200_llama31_70b_tp4"])
+def test_a_joint_pass_reads_the_weights_once(name, buckets):
+  machine = profiles.load(name)
+  costs = CostModel(machine, IoConfig(), buckets)
+  hardware, shape = machine.hardware, machine.model
+  chunks = [(20, 4000), (25, 9000)]
+  apart_s = costs.prefill_s(chunks) + costs.decode_step_s(8, 64_000)
+  weights_s = (
+    shape.layer_params
+    * shape.weight_item_bytes
+    / (hardware.weight_read_bytes_per_s * machine.devices)
+  )
+  latency_s = 2 * hardware.allreduce_latency_s * shape.num_layers if machine.devices > 1 else 0.0
+  saved_s = weights_s + hardware.pass_overhead_s + latency_s
+  assert apart_s - costs.joint_s(chunks, 8, 64_000) == pytest.approx(saved_s)
+
+
+@hypothesis.given(
+  chunks=st.lists(st.tuples(st.integers(1, 32), st.integers(0, 50_000)), min_size=1, max_size=4),
+  requests=st.integers(1, 64), read=st.integers(1, 500_000), padded=st.booleans(),
+)  # fmt: skip
+def test_a_joint_pass_costs_more_than_either_part_and_no_more_than_both(
+  chunks, requests, read, padded
+):
+  costs = CostModel(PROFILE, IoConfig(), BUCKETS if padded else None)
+  joint_s = costs.joint_s(chunks, requests, read)
+  parts_s = costs.prefill_s(chunks), costs.decode_step_s(requests, read)
+  assert max(parts_s) < joint_s < sum(parts_s)
+  assert costs.prefill_s(chunks, 0, 0) == parts_s[0]
+
+
+def test_overheads_of_a_joint_pass_are_those_of_both_parts():
+  executor = dataclasses.replace(PROFILE.executor, chunk_overhead_s=1e-3, decode_request_s=1e-4)
+  plain, more = (
+    CostModel(machine, IoConfig(), BUCKETS)
+    for machine in (PROFILE, dataclasses.replace(PROFILE, executor=executor))
+  )
+  one, two = (costs.joint_s([(20, 0), (30, 0)], 7, 100) for costs in (plain, more))
+  assert two - one == pytest.approx(2e-3 + 7e-4)

@@ -107,8 +107,8 @@ class StepDone(NamedTuple):
   `tokens[request_id]`: the sampled tokens (one for a last prefill chunk, up to `decode_steps` for
   a decode). `stall_s`: time its prefill waited for loads; `compute_s`: prefill time without it.
   `decode_read_tokens`: tokens whose KV its decode steps read, what rows read together once; 0 where
-  the executor does not say. `joint`: the prefills were in one pass with the first decodes, so that
-  `prefill_end_s` is the end of both.
+  the executor does not say. `joint`: the prefills were in one pass with the first decodes:
+  `prefill_end_s` is the end of its layers and the prefills' head, that of the decodes comes after.
   """
 
   step_id: int

@@ -46,6 +46,7 @@ class _Step:
   times: StepTimes
   at_s: float  # end of the last part that was timed
   decode_steps: int  # at most
+  first_read: int  # tokens whose KV the first of them reads
   decoded: int = 0
   read_tokens: int = 0  # by these steps
   is_fixed: bool = False  # its end is in the queue of events
@@ -101,7 +102,8 @@ class SimulatedExecutor:
     """Raises RuntimeError when a computing step is under way already."""
     if work.computes and self._step is not None:
       raise RuntimeError(f"step {work.step_id}: step {self._step.work.step_id} is still under way")
-    times = self._timeline.start(work, self._now_s)
+    first_read = self._read_tokens(work, 0)
+    times = self._timeline.start(work, self._now_s, first_read)
     for backup in work.backups:
       at_s = times.transfers[backup.transfer_id]
       self._push(BackupDone(backup.transfer_id, at_s))
@@ -114,7 +116,12 @@ class SimulatedExecutor:
       left = min([self._outputs[decode.request_id].left for decode in work.decodes])
       decode_steps = max(1, min(work.decode_steps, left))
     at_s = times.prefill_end_s if work.prefills else times.started_s
-    self._step = _Step(work=work, times=times, at_s=at_s, decode_steps=decode_steps)
+    step = _Step(
+      work=work, times=times, at_s=at_s, decode_steps=decode_steps, first_read=first_read
+    )
+    if times.first_decode_end_s is not None:
+      step.at_s, step.decoded, step.read_tokens = times.first_decode_end_s, 1, first_read
+    self._step = step
     if not decode_steps:
       self._finish_step()
 
@@ -161,17 +168,21 @@ class SimulatedExecutor:
       horizon_s = until_s = None
     if until_s is not None and (horizon_s is None or until_s < horizon_s):
       horizon_s = until_s
-    tables = [decode.page_table for decode in step.work.decodes]
-    tokens = [decode.position for decode in step.work.decodes]
+    requests = len(step.work.decodes)
     while step.decoded < step.decode_steps:
-      tokens = [count + 1 for count in tokens]
-      read = read_tokens(tables, tokens, width=self._decode_shares, page_size=self._page_size)
-      step.at_s = self._timeline.decode_end_s(step.work.step_id, step.at_s, len(tokens), read)
+      if step.decoded and horizon_s is not None and step.at_s >= horizon_s:
+        break
+      read = self._read_tokens(step.work, step.decoded) if step.decoded else step.first_read
+      step.at_s = self._timeline.decode_end_s(step.work.step_id, step.at_s, requests, read)
       step.read_tokens += read
       step.decoded += 1
-      if horizon_s is not None and step.at_s >= horizon_s:
-        break
     self._finish_step()
+
+  def _read_tokens(self, work: StepWork, decoded: int) -> int:
+    """Tokens whose KV the decode step after `decoded` ones reads."""
+    tables = [decode.page_table for decode in work.decodes]
+    tokens = [decode.position + 1 + decoded for decode in work.decodes]
+    return read_tokens(tables, tokens, width=self._decode_shares, page_size=self._page_size)
 
   def _finish_step(self) -> None:
     step = self._step
@@ -190,6 +201,7 @@ class SimulatedExecutor:
         step.work.step_id, times.started_s, step.at_s, tokens,
         prefill_end_s=times.prefill_end_s if step.work.prefills else 0.0,
         compute_s=times.compute_s, stall_s=times.stall_s, decode_read_tokens=step.read_tokens,
+        joint=times.first_decode_end_s is not None,
       )
     )  # fmt: skip
 

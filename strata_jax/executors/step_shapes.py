@@ -49,3 +49,11 @@ def shapes_of(chunks: Sequence[tuple[int, int]], buckets: Buckets) -> Shapes:
     padded * smallest_bucket(rows, buckets.batch_rows(padded)) for padded, rows in open_batches
   ]
   return Shapes(batches, pieces)
+
+
+def can_join(chunks: Sequence[tuple[int, int]], buckets: Buckets) -> bool:
+  """Whether decodes of their step are computed in one pass with these chunks, without loads."""
+  if not buckets.joint_tokens:
+    return False
+  first, *others = shapes_of(chunks, buckets).batches
+  return not others and first <= buckets.joint_tokens

@@ -2,7 +2,9 @@
 
 A prefill pass with loads is a pipeline over layers: layer l computes once layer l - 1 has and once
 the loads of layer l are there. The loads of a launch share the link layer by layer, so that all
-of them end together; transfers of later launches wait behind them.
+of them end together; transfers of later launches wait behind them. Where its shapes allow it and no
+loads ride with it, a prefill is in one pass with the first decode step, whose head comes last;
+loads beside slow it as they slow a prefill.
 
 What a real executor cannot do beside each other (`profile.ExecutorCosts`) follows each other here:
 launches come a gap after the decision, backups may hold up what is launched with or after them, and
@@ -15,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 from strata_jax.cost_model import CostModel
 from strata_jax.executors.protocol import LoadWork, StepWork
+from strata_jax.executors.step_shapes import can_join
 
 
 class StepTimes(NamedTuple):
@@ -25,12 +28,16 @@ class StepTimes(NamedTuple):
   prefill_end_s: float
   compute_s: float  # prefill without waiting
   stall_s: float
+  # Prefill and first decode step in one pass: when that ends; None: decodes follow the prefill.
+  first_decode_end_s: float | None = None
 
 
 class Timeline(Protocol):
   """Gives times to launched work. Called in the order of launches."""
 
-  def start(self, work: StepWork, now_s: float) -> StepTimes: ...
+  def start(self, work: StepWork, now_s: float, read_tokens: int = 0) -> StepTimes:
+    """Launches at `now_s`; a first decode step beside prefills reads so many tokens' KV."""
+    ...
 
   def decode_end_s(self, step_id: int, start_s: float, requests: int, read_tokens: int) -> float:
     """When one decode step that starts at `start_s` ends; it reads so many tokens' KV."""
@@ -69,7 +76,7 @@ class CostTimeline:
     self._decode_from_s = 0.0  # decode steps start no sooner,
     self._decode_hold_s = 0.0  # and one that starts sooner than this ends no sooner
 
-  def start(self, work: StepWork, now_s: float) -> StepTimes:
+  def start(self, work: StepWork, now_s: float, read_tokens: int = 0) -> StepTimes:
     done: dict[int, float] = {}
     if work.computes or work.loads:
       now_s += self._executor.step_gap_s
@@ -98,11 +105,17 @@ class CostTimeline:
       self._decode_from_s = compute_start_s
     if not work.prefills:
       return StepTimes(done, begin_s, compute_start_s, 0.0, 0.0)
-    end_s, compute_s = self._prefill(work, compute_start_s)
+    waits = self._waits(work, compute_start_s)
+    decodes = len(work.decodes) if self._is_joint(work, waits) else 0
+    end_s, compute_s = self._prefill(work, compute_start_s, waits, decodes, read_tokens)
     compute_s += held_s
     self.compute_busy_s += compute_s
     stall_s = max(0.0, end_s - begin_s - compute_s)
-    return StepTimes(done, begin_s, end_s, compute_s, stall_s)
+    if not decodes:
+      return StepTimes(done, begin_s, end_s, compute_s, stall_s)
+    decoded_s = self._advance(end_s, self.costs.head_s(decodes), self.costs.interference.prefill)
+    self.compute_busy_s += decoded_s - end_s
+    return StepTimes(done, begin_s, end_s, compute_s, stall_s, decoded_s)
 
   def decode_end_s(self, step_id: int, start_s: float, requests: int, read_tokens: int) -> float:
     start_s = max(start_s, self._decode_from_s)
@@ -144,10 +157,8 @@ class CostTimeline:
     link.bytes_moved += pages * self.costs.io.page_size * self.costs.token_bytes()
     return link.free_at_s
 
-  def _prefill(self, work: StepWork, start_s: float) -> tuple[float, float]:
-    """(end, compute seconds) of the prefill pass."""
-    costs = self.costs
-    chunks = [(len(prefill.token_ids), prefill.start) for prefill in work.prefills]
+  def _waits(self, work: StepWork, start_s: float) -> set[_Transfer]:
+    """The loads that a prefill which starts then waits for."""
     waits = {
       self._loads[transfer]
       for prefill in work.prefills
@@ -156,8 +167,27 @@ class CostTimeline:
     }
     if self._executor.loads_hold_compute:
       waits.update(self._loads[load.transfer_id] for load in work.loads)
-    waits = {wait for wait in waits if wait.end_s > start_s}
-    layer_s = costs.prefill_layer_s(chunks)
+    return {wait for wait in waits if wait.end_s > start_s}
+
+  def _is_joint(self, work: StepWork, waits: set[_Transfer]) -> bool:
+    """Whether the prefill and the first decode step are one pass.
+
+    Not where loads come layer by layer with the compute. Whole ones are there before it begins.
+    """
+    buckets, io = self.costs.buckets, self.costs.io
+    if buckets is None or not work.decodes:
+      return False
+    own_loads = len(work.loads) > len(work.parked_loads) and not io.load_is_free
+    if io.overlap == "layer" and (waits or own_loads):
+      return False
+    return can_join(_chunks(work), buckets)
+
+  def _prefill(
+    self, work: StepWork, start_s: float, waits: set[_Transfer], decodes: int, read_tokens: int
+  ) -> tuple[float, float]:
+    """(end, compute seconds) of the prefill pass, which so many decodes are in."""
+    costs = self.costs
+    layer_s = costs.prefill_layer_s(_chunks(work), decodes, read_tokens if decodes else 0)
     if waits:
       layer_s += costs.profile.hardware.gate_s
     layers = costs.layers
@@ -189,6 +219,11 @@ class CostTimeline:
     self._loads.pop(transfer_id, None)
 
 
+def _chunks(work: StepWork) -> list[tuple[int, int]]:
+  """(new tokens, tokens before) of its prefills."""
+  return [(len(prefill.token_ids), prefill.start) for prefill in work.prefills]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordedStep:
   started_s: float
@@ -209,7 +244,7 @@ class RecordedTimeline:
     self._steps = steps
     self._transfers = transfers
 
-  def start(self, work: StepWork, now_s: float) -> StepTimes:
+  def start(self, work: StepWork, now_s: float, read_tokens: int = 0) -> StepTimes:
     done = {
       transfer.transfer_id: self._transfers[transfer.transfer_id]
       for transfer in (*work.loads, *work.backups)
@@ -229,7 +264,7 @@ class RecordedTimeline:
 class InstantTimeline:
   """Everything happens at once: to fill a cache before a run begins."""
 
-  def start(self, work: StepWork, now_s: float) -> StepTimes:
+  def start(self, work: StepWork, now_s: float, read_tokens: int = 0) -> StepTimes:
     done = {transfer.transfer_id: now_s for transfer in (*work.loads, *work.backups)}
     return StepTimes(done, now_s, now_s, 0.0, 0.0)
 

@@ -1,3 +1,5 @@
+import dataclasses
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -5,6 +7,7 @@ import pytest
 
 from strata_jax import profile as profiles
 from strata_jax.cost_model import CostModel, IoConfig
+from strata_jax.executors.buckets import Buckets
 from strata_jax.executors.protocol import (
   DecodeWork,
   LoadDone,
@@ -192,3 +195,58 @@ def test_several_decode_steps_equal_single_ones_exactly(
         log.append(("over", simulated.now_s(), over))
 
   assert run(1) == run(fast)
+
+
+BUCKETS = Buckets(
+  chunk_tokens=(32,), decode_requests=(8,), transfer_pages=(64,), table_pages=900, joint_tokens=32
+)
+
+
+def joint_executor(outputs, **options):
+  """Its requests come after request 0, which the prefills are of."""
+  costs = CostModel(PROFILE, IoConfig(), BUCKETS)
+  simulated = SimulatedExecutor(CostTimeline(costs), **options)
+  for request_id, count in enumerate(outputs):
+    simulated.register(request_id, SamplingParams(), np.arange(count, dtype=np.int32))
+  return simulated, costs
+
+
+def joint_step(steps):
+  decodes = tuple(
+    DecodeWork(request_id=1 + i, token_id=0, position=100, page_table=np.arange(110))
+    for i in range(2)
+  )
+  work = prefill(0, 20)
+  return dataclasses.replace(work, decodes=decodes, decode_steps=steps)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_joint_pass_is_the_first_decode_step(steps):
+  simulated, costs = joint_executor([1, 9, 9])
+  simulated.launch(joint_step(steps))
+  (done,) = simulated.wait(None)
+  assert done.joint
+  assert [len(done.tokens[i]) for i in range(3)] == [1, steps, steps]
+  assert done.decode_read_tokens == sum(2 * (101 + step) for step in range(steps))
+  first_s = costs.joint_s([(20, 0)], 2, 202)
+  assert done.prefill_end_s == pytest.approx(first_s - costs.head_s(2))
+  later_s = sum(costs.decode_step_s(2, 2 * (101 + step)) for step in range(1, steps))
+  assert done.at_s == pytest.approx(first_s + later_s)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_arrival_during_a_joint_pass_ends_the_step_with_it(whole):
+  simulated, costs = joint_executor([1, 9, 9], whole_decodes=whole)
+  simulated.launch(joint_step(5))
+  assert simulated.wait(1e-3) == []
+  (done,) = simulated.wait(None)
+  assert len(done.tokens[1]) == (5 if whole else 1)
+  if not whole:
+    assert done.at_s == pytest.approx(costs.joint_s([(20, 0)], 2, 202))
+
+
+def test_a_step_that_is_not_joint_says_so():
+  simulated, _ = joint_executor([1])
+  simulated.launch(prefill(0, 20))
+  (done,) = simulated.wait(None)
+  assert not done.joint

@@ -1,9 +1,12 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
 from strata_jax import profile as profiles
 from strata_jax.cost_model import CostModel, IoConfig
-from strata_jax.executors.protocol import BackupWork, LoadWork, PrefillWork, StepWork
+from strata_jax.executors.buckets import Buckets
+from strata_jax.executors.protocol import BackupWork, DecodeWork, LoadWork, PrefillWork, StepWork
 from strata_jax.executors.timeline import CostTimeline, RecordedStep, RecordedTimeline
 
 PROFILE = profiles.load("h200_llama31_8b")
@@ -142,7 +145,100 @@ def test_a_record_gives_its_times_back_and_refuses_others():
     {1: 1.5},
   )
   work = StepWork(step_id=4, loads=(load(1, 10),), prefills=(prefill(5),))
-  assert line.start(work, 0.0) == ({1: 1.5}, 1.0, 2.0, 0.5, 0.5)
+  assert line.start(work, 0.0) == ({1: 1.5}, 1.0, 2.0, 0.5, 0.5, None)
   assert line.decode_end_s(4, 2.0, 1, 1) == 3.0
   with pytest.raises(KeyError):
     line.start(StepWork(step_id=5, prefills=(prefill(5),)), 0.0)
+
+
+# Prefills in one pass with the first decode step
+
+BUCKETS = Buckets(
+  chunk_tokens=(32, 128), decode_requests=(8,), transfer_pages=(64,), table_pages=900,
+  prefill_rows=(1, 4), joint_tokens=128,
+)  # fmt: skip
+DECODES = tuple(
+  DecodeWork(request_id=1 + i, token_id=0, position=9, page_table=slots(10)) for i in range(4)
+)
+READ = 40
+
+
+def joint_timeline(executor=PROFILE.executor, **io):
+  machine = dataclasses.replace(PROFILE, executor=executor)
+  return CostTimeline(CostModel(machine, IoConfig(**io), BUCKETS))
+
+
+def mixed(*chunks, decodes=DECODES, **fields):
+  return StepWork(step_id=0, prefills=chunks, decodes=decodes, **fields)
+
+
+def test_a_joint_pass_costs_what_the_model_says():
+  line = joint_timeline()
+  times = line.start(mixed(prefill(20, 1000), prefill(30)), 7.0, READ)
+  costs, chunks = line.costs, [(20, 1000), (30, 0)]
+  assert times.first_decode_end_s == pytest.approx(7.0 + costs.joint_s(chunks, 4, READ))
+  head_s = costs.head_s(4)
+  assert times.first_decode_end_s - times.prefill_end_s == pytest.approx(head_s)
+  assert times.compute_s == pytest.approx(costs.joint_s(chunks, 4, READ) - head_s)
+  assert line.compute_busy_s == pytest.approx(costs.joint_s(chunks, 4, READ))
+  assert times.stall_s == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+  ("work", "joint"),
+  [
+    (mixed(prefill(20)), True),
+    (mixed(prefill(20), decodes=()), False),
+    (mixed(prefill(128)), True),
+    (mixed(prefill(129)), False),  # two batches
+    (mixed(prefill(20), prefill(100)), False),  # of different shapes
+    (mixed(*(prefill(20) for _ in range(4))), True),
+    (mixed(*(prefill(20) for _ in range(5))), False),
+    (mixed(prefill(20), loads=(load(1, 500),), parked_loads=(1,)), True),
+    (mixed(prefill(20, 500, (1,)), loads=(load(1, 500),)), False),
+    (mixed(prefill(20), loads=(load(1, 500), load(2, 500)), parked_loads=(1,)), False),
+  ],
+)
+def test_which_steps_are_joint(work, joint):
+  line = joint_timeline()
+  times = line.start(work, 0.0, READ)
+  assert (times.first_decode_end_s is not None) == joint
+  apart = CostTimeline(
+    CostModel(PROFILE, IoConfig(), dataclasses.replace(BUCKETS, joint_tokens=0))
+  ).start(work, 0.0, READ)
+  assert apart.first_decode_end_s is None
+  if not joint:
+    assert times == apart
+
+
+def test_a_prefill_that_waits_for_an_earlier_load_is_in_no_joint_pass():
+  line = joint_timeline()
+  line.start(StepWork(step_id=1, loads=(load(1, 20_000),), parked_loads=(1,)), 0.0)
+  waiting = mixed(prefill(20, 20_000, (1,)))
+  assert line.start(waiting, 0.0, READ).first_decode_end_s is None
+  line.forget(1)
+  assert line.start(waiting, 1.0, READ).first_decode_end_s is not None
+
+
+def test_whole_and_free_loads_do_not_ride_with_the_compute():
+  work = mixed(prefill(20, 8000, (1,)), loads=(load(1, 8000),))
+  for overlap in ("whole", "none"):
+    line = joint_timeline(overlap=overlap)
+    times = line.start(work, 0.0, READ)
+    assert times.first_decode_end_s is not None
+    least_s = line.costs.load_s(8000) + line.costs.joint_s([(20, 8000)], 4, READ)
+    assert times.first_decode_end_s >= least_s * (1 - 1e-12)
+  assert joint_timeline(load_is_free=True).start(work, 0.0, READ).first_decode_end_s is not None
+
+
+def test_parked_loads_ride_where_loads_hold_compute():
+  executor = dataclasses.replace(PROFILE.executor, loads_hold_compute=1.0)
+  work = mixed(prefill(20), loads=(load(1, 500),), parked_loads=(1,))
+  assert joint_timeline(executor).start(work, 0.0, READ).first_decode_end_s is None
+
+
+def test_loads_beside_a_joint_pass_slow_it_like_a_prefill():
+  line = joint_timeline()
+  work = mixed(prefill(20), loads=(load(1, 200_000),), parked_loads=(1,))
+  alone_s = line.costs.joint_s([(20, 0)], 4, READ)
+  assert line.start(work, 0.0, READ).first_decode_end_s == pytest.approx(alone_s * 1.05)

@@ -99,6 +99,16 @@ def test_flags_change_the_scheduler(tmp_path, capsys):
   assert on["deferred"] > 0 == off["deferred"]
 
 
+def test_joint_passes_are_asked_for_with_the_shapes(tmp_path, capsys):
+  argv = ["--limit=60", "--request_rate=20", "--initial_cache=host_warm", "--piece_tokens=512"]
+  joint = {}
+  for tokens in (0, 128):
+    run(tmp_path, capsys, *argv, f"--joint_tokens={tokens}")
+    rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    joint[tokens] = sum(row["joint"] for row in rows)
+  assert joint[0] == 0 < joint[128]
+
+
 def test_slos_bound_the_goodput(tmp_path, capsys):
   argv = ["--limit=30", "--request_rate=20", "--workload=no_reuse"]
   free = run(tmp_path, capsys, *argv)
@@ -122,6 +132,8 @@ def test_slos_bound_the_goodput(tmp_path, capsys):
     (["--write_policy=never"], "write_policy: expected one of"),
     (["--seed=-1"], "--seed: expected an integer >= 0"),
     (["--slo_ttft_s=0"], "--slo_ttft_s: expected a number > 0"),
+    (["--joint_tokens=128"], "--joint_tokens: expected 0 without --piece_tokens, got 128"),
+    (["--piece_tokens=512", "--joint_tokens=-1"], "--joint_tokens: expected an integer >= 0"),
     (["--system=sglang_device", "--store=x"], "--store: expected a system with a host tier"),
   ],
 )
