@@ -117,8 +117,9 @@ class MeasuredRun:
     Raises:
       ValueError: the folder does not say how its executor was made.
     """
+    executor = self._of_bench("executor")
     of_executor = lambda field: need(
-      self._of_bench("executor"), self._config_path, field, prefix="config.bench.executor"
+      executor, self._config_path, field, prefix="config.bench.executor"
     )
     if self.model not in MODELS:
       raise ValueError(f"{self._config_path}: expected a known model, got {self.model!r}")
@@ -129,6 +130,7 @@ class MeasuredRun:
       device_pages=self.pools(point).device_tokens // page_size,
       context_tokens=max(len(r.prompt_ids) + output_tokens(r) for r in requests),
       **{name: of_executor(name) for name in ("piece_tokens", "prefill_rows", "row_factor")},
+      joint_tokens=executor.get("joint_tokens", 0),  # older runs have none
     )  # fmt: skip
 
   def decode_shares(self, point: MeasuredPoint) -> int:

@@ -1,15 +1,16 @@
 """Fits a profile to the steps that an executor took: what `CostModel` would have to cost.
 
 Steps without loads beside give decode (a base, a request, a token whose KV is read) and prefill (a
-pass, a chunk, a token, attention); launches with loads give latency and rate; steps beside loads
-give the slowdown, the cost of a gate, and whether compute waits for loads it does not read
-(`calibration_beside`). Errors are relative and absolute: a few odd steps do not bend a fit; that
-they take longer is spread over all (a factor of decode steps, seconds a prefill chunk). What the
-steps do not tell keeps the base profile's number.
+pass, a chunk, a token, attention); a joint step gives its pass, less what its decodes add to it.
+Launches with loads give latency and rate; steps beside loads give the slowdown, the cost of a gate,
+and whether compute waits for loads it does not read (`calibration_beside`). Errors are relative and
+absolute: a few odd steps do not bend a fit; that they take longer is spread over all (a factor of
+decode steps, seconds a prefill chunk). What the steps do not tell keeps the base profile's number.
 """
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -80,7 +81,7 @@ def calibrate(
   if min_steps < 1:
     raise ValueError(f"min_steps: expected an integer >= 1, got {min_steps}")
   quiet = steps.take(~steps.has_loads & ~steps.disturbed)
-  decode = quiet.take(quiet.has_decode & (quiet.decode_steps > 0))
+  decode = quiet.take(quiet.has_decode & (quiet.decode_steps > 0) & ~quiet.joint)
   prefill = quiet.take(quiet.has_prefill)
   loads_wanted = io.load_backend != "none" and not io.load_is_free
   for kind, count in (
@@ -102,14 +103,14 @@ def calibrate(
   costs = CostModel(base, io, buckets)
   token_s = costs.token_bytes() / costs.backup_rate if costs.backup_rate else 0.0
   backup_s = lambda some: token_s * some.backup_tokens
-  decode_base_s = _fit_decode(found, decode, backup_s(decode))
-  if decode_base_s < _SHORTEST_S:
+  step = _fit_decode(found, decode, backup_s(decode))
+  if step.base_s < _SHORTEST_S:
     raise ValueError(
       f"expected decode steps that tell what one takes whatever its requests, got "
-      f"{decode_base_s:g} s of {len(decode.started_s)}"
+      f"{step.base_s:g} s of {len(decode.started_s)}"
     )
   fewer = prefill.thinned(_MOST_STEPS)
-  _fit_prefill(found, fewer, backup_s(fewer), decode_base_s, buckets)
+  _fit_prefill(found, fewer, backup_s(fewer), step, buckets)
   model = lambda: CostModel(found.profile, io, buckets)
   _fit_backups(found, quiet, model(), backup_s(quiet))
   if loads_wanted:
@@ -133,8 +134,15 @@ def _fit_gap(found: Found, steps: Steps) -> None:
   found.put("executor.step_gap_s", max(0.0, float(usual.mean())), len(usual))
 
 
-def _fit_decode(found: Found, decode: Steps, backup_s: np.ndarray) -> float:
-  """Returns the base of a step."""
+class _DecodeFit(NamedTuple):
+  """Seconds of a decode step: whatever it does, a request, a token whose KV is read."""
+
+  base_s: float
+  request_s: float
+  read_s: float
+
+
+def _fit_decode(found: Found, decode: Steps, backup_s: np.ndarray) -> _DecodeFit:
   count, requests = decode.decode_steps, decode.decode_requests
   varies = requests.std() > 0.01 * requests.mean()
   only = np.where(decode.has_prefill, 0.0, backup_s)
@@ -145,29 +153,29 @@ def _fit_decode(found: Found, decode: Steps, backup_s: np.ndarray) -> float:
   # Slow steps do not bend the fit, but what they take longer is time all the same.
   predicted_s = features @ fitted
   longer = _clipped(decode.decode_s, predicted_s).sum() / max(predicted_s.sum(), 1e-12)
-  base_s, request_s, read_s, _ = longer * fitted
+  base_s, request_s, read_s = (longer * fitted[:3]).tolist()
   steps, model = len(count), found.profile.model
   if varies:
-    found.put("executor.decode_request_s", float(request_s), steps)
+    found.put("executor.decode_request_s", request_s, steps)
   else:
     found.keep("executor.decode_request_s", "all decode steps had as many requests")
   if read_s * decode.read_tokens.sum() > 0.01 * decode.decode_s.sum():
-    rate = model.num_layers * model.kv_bytes_token_layer / float(read_s)
+    rate = model.num_layers * model.kv_bytes_token_layer / read_s
     found.put("hardware.attention_read_bytes_per_s", rate, steps)
   else:
     found.keep("hardware.attention_read_bytes_per_s", "contexts make up under 1 % of decode")
-  return float(base_s)
+  return _DecodeFit(base_s, request_s, read_s)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Passes:
   """Prefill passes: chunks in a row, with the pass that each belongs to."""
 
-  seconds: np.ndarray  # [passes]
+  seconds: np.ndarray  # without what decodes in them add beside their tokens [passes]
   count: np.ndarray  # chunks [passes]
   backup_s: np.ndarray  # [passes]
   batch_owner: np.ndarray  # int [batches]: what reads the weights once
-  tokens: np.ndarray  # [batches]
+  tokens: np.ndarray  # with those of decodes in the pass [batches]
   owner: np.ndarray  # int [pieces]: what attends to one context
   products: np.ndarray  # new tokens times mean context [pieces]
   read: np.ndarray  # tokens whose KV is read [pieces]
@@ -181,8 +189,16 @@ class _Passes:
     return np.bincount(self.batch_owner, values, len(self.seconds))
 
 
-def _passes(prefill: Steps, backup_s: np.ndarray, apart: bool, buckets: Buckets | None) -> _Passes:
-  """All chunks are one batch, or each is one of its own, or they are packed into buckets."""
+def _passes(
+  prefill: Steps, backup_s: np.ndarray, step: _DecodeFit, apart: bool, buckets: Buckets | None
+) -> _Passes:
+  """All chunks are one batch, or each is one of its own, or they are packed into buckets.
+
+  With decodes all is one batch.
+  """
+  decodes = np.where(prefill.joint, prefill.decode_requests, 0.0)
+  decodes_s = decodes * step.request_s
+  decodes_s += np.where(prefill.joint, prefill.first_read_tokens, 0.0) * step.read_s
   batches: list[tuple[int, int]] = []
   pieces: list[tuple[int, float, int]] = []
   for index, chunks in enumerate(prefill.chunks):
@@ -193,11 +209,14 @@ def _passes(prefill: Steps, backup_s: np.ndarray, apart: bool, buckets: Buckets 
     else:
       sizes = [new for new, _ in chunks] if apart else [sum(new for new, _ in chunks)]
       pieces += [(index, new * (before + 0.5 * new), before + new) for new, before in chunks]
+    if decodes[index]:
+      sizes = [sum(sizes) + int(decodes[index])]
     batches += [(index, size) for size in sizes]
   batch_owner, tokens = np.array(batches, np.float64).T
   owner, products, read = np.array(pieces, np.float64).T
   return _Passes(
-    seconds=prefill.prefill_s, count=np.array([len(one) for one in prefill.chunks], np.float64),
+    seconds=prefill.prefill_s - decodes_s,
+    count=np.array([len(one) for one in prefill.chunks], np.float64),
     backup_s=backup_s, batch_owner=batch_owner.astype(np.int64), tokens=tokens,
     owner=owner.astype(np.int64), products=products, read=read,
   )  # fmt: skip
@@ -216,15 +235,14 @@ class _PassFit:
 
 
 def _fit_prefill(
-  found: Found, prefill: Steps, backup_s: np.ndarray, decode_base_s: float,
-  buckets: Buckets | None,
-) -> None:  # fmt: skip
+  found: Found, prefill: Steps, backup_s: np.ndarray, step: _DecodeFit, buckets: Buckets | None
+) -> None:
   """A pass is fixed + chunks + products of tokens, or the weights' reading, + attention.
 
   What a decode step without requests takes is the reading of the weights and what is fixed.
   """
   profile, model = found.profile, found.profile.model
-  hardware = profile.hardware
+  hardware, decode_base_s = profile.hardware, step.base_s
   token_s = 2.0 * model.layer_params / (hardware.matmul_flops * hardware.matmul_efficiency)
   flops = model.num_layers * model.attention_flops_token_context_layer
   start = token_s, flops / hardware.attention_flops
@@ -234,7 +252,7 @@ def _fit_prefill(
   usual_s = (hardware.pass_overhead_s + head * decode_base_s) / (1 + head)
 
   several = max(len(one) for one in prefill.chunks) > 1 and buckets is None
-  ways = {apart: _passes(prefill, backup_s, apart, buckets) for apart in {False, several}}
+  ways = {apart: _passes(prefill, backup_s, step, apart, buckets) for apart in {False, several}}
 
   def fit_pass(fixed_s: float, apart: bool) -> _PassFit:
     return _fit_pass(ways[apart], fixed_s, decode_base_s - fixed_s, kv_s, start)
@@ -352,8 +370,12 @@ def _residuals(
   _, decode_s = beside.predict(decode, costs)
   alone = np.where(decode.has_prefill, 0.0, backup_s(decode))
   add("decode", decode_s + alone, decode.decode_s)
-  prefill_s, _ = beside.predict(prefill, costs)
-  add("prefill", prefill_s + backup_s(prefill), prefill.prefill_s)
+  predicted_s = np.array(beside.predict(prefill, costs))  # [prefill and decode, steps]
+  predicted_s[0] += backup_s(prefill)
+  apart = ~prefill.joint
+  add("prefill", predicted_s[0, apart], prefill.prefill_s[apart])
+  whole_s = prefill.prefill_s + prefill.decode_s
+  add("joint", predicted_s.sum(axis=0)[prefill.joint], whole_s[prefill.joint])
   if loads:
     for kind, predicted, measured in beside.residuals(steps, costs):
       add(kind, predicted, measured)

@@ -2,6 +2,7 @@
 
 The arithmetic of `executors.timeline`, for many steps at once: times are seconds since the start of
 each step. Loads begin behind those of earlier launches; a prefill waits layer by layer for its own.
+A joint pass is a prefill that takes longer by what its decodes add.
 """
 
 import dataclasses
@@ -23,15 +24,34 @@ _BETTER = 0.98  # how much smaller the loss must be for compute to wait for load
 
 
 def predict(steps: Steps, costs: CostModel) -> tuple[np.ndarray, np.ndarray]:
-  """Seconds of prefill and of decode with nothing beside them, float64 [steps] both."""
-  prefill_s = [costs.prefill_s(chunks) if chunks else 0.0 for chunks in steps.chunks]
+  """Seconds of prefill and of decode with nothing beside them, float64 [steps] both.
+
+  Of a joint step the pass up to the prefills' tokens, and what comes after it.
+  """
+  prefill_s = [
+    costs.prefill_s(chunks, *joint) if chunks else 0.0
+    for chunks, joint in zip(steps.chunks, _joint(steps), strict=True)
+  ]
   decode_s = [
     count * costs.decode_step_s(int(requests), read / count) if requests and count else 0.0
     for requests, count, read in zip(
       steps.decode_requests, steps.decode_steps, steps.read_tokens, strict=True
     )
   ]
+  for index, (requests, read) in enumerate(_joint(steps)):
+    if requests:
+      decode_s[index] += costs.head_s(requests) - costs.decode_step_s(requests, read)
   return np.array(prefill_s), np.array(decode_s)
+
+
+def _joint(steps: Steps) -> list[tuple[int, float]]:
+  """Requests of the decode step that is in one pass with the prefill, and what it reads."""
+  return [
+    (int(requests), float(read)) if joint else (0, 0.0)
+    for joint, requests, read in zip(
+      steps.joint, steps.decode_requests, steps.first_read_tokens, strict=True
+    )
+  ]
 
 
 def fit_loads(found: Found, steps: Steps, costs: CostModel, min_steps: int) -> None:
@@ -155,7 +175,12 @@ class Beside:
     self._layers = costs.layers
     self._layerwise = costs.io.overlap == "layer"
     self._serial = costs.io.overlap == "none"
-    self._layer_s = np.array([costs.prefill_layer_s(one) if one else 0.0 for one in steps.chunks])
+    self._layer_s = np.array(
+      [
+        costs.prefill_layer_s(chunks, *joint) if chunks else 0.0
+        for chunks, joint in zip(steps.chunks, _joint(steps), strict=True)
+      ]
+    )
     self._tail_s = np.array([costs.prefill_tail_s(len(one)) for one in steps.chunks])
     _, self._decode_s = predict(steps, costs)
     self._begin_s = seconds(costs.backup_hold_s, steps.backup_tokens, costs)
@@ -232,11 +257,11 @@ def _pure_loads(steps: Steps, costs: CostModel) -> tuple[np.ndarray, np.ndarray]
 
 
 def _decode_beside(steps: Steps, costs: CostModel) -> Steps:
-  """Steps whose decode part begins while loads run."""
+  """Steps whose decode part begins while loads run; not those that begin with the prefill."""
   own_end_s = steps.busy_s + seconds(costs.load_s, steps.load_tokens, costs)
   begins_s = np.where(steps.has_prefill, steps.prefill_s, 0.0)
   beside = steps.has_decode & (steps.decode_steps > 0) & (own_end_s > begins_s)
-  return steps.take(beside & steps.has_loads & ~steps.disturbed)
+  return steps.take(beside & steps.has_loads & ~steps.disturbed & ~steps.joint)
 
 
 def _search(

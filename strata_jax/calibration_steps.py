@@ -18,13 +18,14 @@ class Steps:
 
   started_s: np.ndarray
   prefill_s: np.ndarray  # wall time of the prefill part
-  decode_s: np.ndarray  # wall time of the decode part
+  decode_s: np.ndarray  # wall time of the decode part; in a joint step of what follows the pass
   chunks: tuple[tuple[tuple[int, int], ...], ...]  # of each step: (new tokens, tokens before)
   decode_requests: np.ndarray
   decode_steps: np.ndarray
   context_tokens: np.ndarray  # that decode attends to, summed over its steps
   read_tokens: np.ndarray  # those whose KV it reads: fewer where rows read what they share once
   load_tokens: np.ndarray  # launched with the step
+  joint: np.ndarray  # bool: prefill_s is that of one pass with the first decode step
   parked: np.ndarray  # requests whose loads are launched without their compute
   load_end_s: np.ndarray  # of these loads; 0 without
   busy_s: np.ndarray  # how long the loads of launches before the step still run beside it
@@ -61,6 +62,12 @@ class Steps:
     return self.decode_requests > 0
 
   @property
+  def first_read_tokens(self) -> np.ndarray:
+    """Tokens whose KV the first decode step reads: each one reads a token a request more."""
+    steps = np.maximum(self.decode_steps, 1)
+    return self.read_tokens / steps - self.decode_requests * (steps - 1) / 2
+
+  @property
   def has_loads(self) -> np.ndarray:
     """Steps beside which loads ran, their own or earlier ones."""
     return (self.load_tokens > 0) | (self.busy_s > 0)
@@ -82,7 +89,8 @@ def read(rows: Sequence[Mapping[str, Any]], source: str) -> Steps:
 
   `host_gap_s`, where rows have it, is taken as the gap before a step. Otherwise it is the time from
   the end of a step to the start of the next one that decodes: then nothing had to be waited for.
-  Without `decode_read_tokens` decode steps have read all they attended to.
+  Without `decode_read_tokens` decode steps have read all they attended to, without `joint` no
+  prefill was in one pass with them.
 
   Args:
     rows: as they stand in the file.
@@ -99,7 +107,7 @@ def read(rows: Sequence[Mapping[str, Any]], source: str) -> Steps:
       raise ValueError(f"{source}, row {index}: expected the field {missing[0]!r}, got none")
   columns: dict[str, list[Any]] = {name: [] for name in (
     "started_s", "prefill_s", "decode_s", "chunks", "decode_requests", "decode_steps",
-    "context_tokens", "read_tokens", "load_tokens", "parked", "load_end_s", "busy_s",
+    "context_tokens", "read_tokens", "load_tokens", "joint", "parked", "load_end_s", "busy_s",
     "backup_tokens", "disturbed", "gap_s",
   )}  # fmt: skip
   loads: list[tuple[float, float, float, float, int]] = []
@@ -121,7 +129,8 @@ def read(rows: Sequence[Mapping[str, Any]], source: str) -> Steps:
         "decode_requests": requests, "decode_steps": steps,
         "context_tokens": context_tokens,
         "read_tokens": row.get("decode_read_tokens") or context_tokens,
-        "load_tokens": 0 if end_s is None else row["load_tokens"], "parked": row["parked"],
+        "load_tokens": 0 if end_s is None else row["load_tokens"],
+        "joint": row.get("joint", False), "parked": row["parked"],
         "load_end_s": end_s or 0.0, "busy_s": max(0.0, loads_end_s - started_s),
         "backup_tokens": row["backup_tokens"], "disturbed": disturbed,
         "gap_s": _gap_s(row, last_end_s),
@@ -134,7 +143,7 @@ def read(rows: Sequence[Mapping[str, Any]], source: str) -> Steps:
     loads_end_s = max(loads_end_s, end_s or 0.0)
   chunks = tuple(columns.pop("chunks"))
   arrays = {
-    name: np.array(values, bool if name == "disturbed" else np.float64)
+    name: np.array(values, bool if name in ("disturbed", "joint") else np.float64)
     for name, values in columns.items()
   }
   table = np.array(loads, np.float64).reshape(-1, 5).T

@@ -7,10 +7,18 @@ import pytest
 from strata_jax import calibrated_profile, calibration, calibration_steps, least_absolute, systems
 from strata_jax import profile as profiles
 from strata_jax import simulation as sim
-from strata_jax.cost_model import CostModel
+from strata_jax.cost_model import CostModel, IoConfig
 from strata_jax.executors import prefill_batches, step_shapes
 from strata_jax.executors.buckets import Buckets, smallest_bucket
-from strata_jax.executors.protocol import BackupWork, LoadWork, PrefillWork, StepWork
+from strata_jax.executors.protocol import (
+  BackupWork,
+  DecodeWork,
+  LoadWork,
+  PrefillWork,
+  SamplingParams,
+  StepWork,
+)
+from strata_jax.executors.simulated import SimulatedExecutor
 from strata_jax.executors.timeline import CostTimeline
 from strata_jax.profile import ExecutorCosts
 from strata_jax.workloads import arrivals, synthetic
@@ -458,16 +466,122 @@ def test_padded_prefills_cost_their_shapes():
   assert padded.decode_step_s(3, 100) == exact.decode_step_s(3, 100)
 
 
-def test_numbers_are_found_again_through_padded_shapes():
-  machine = perturbed(dataclasses.replace(FREE, loads_hold_compute=1.0))
+def padded_steps(machine, buckets):
   workload = arrivals.poisson(synthetic.documents(SHAPE), 15.0, 0)
   run = sim.simulate(
-    workload, machine, system("strata"), whole_decodes=True, buckets=BUCKETS,
+    workload, machine, system("strata"), whole_decodes=True, buckets=buckets,
     pools=sim.PoolSizes(device_tokens=60_000, host_tokens=200_000),
   )  # fmt: skip
-  rows = [row._asdict() for row in run.result.steps]
-  found = fit(rows, "strata", buckets=BUCKETS)
+  return [row._asdict() for row in run.result.steps]
+
+
+def check_found(found, machine, kept):
   expected = truth(machine, "strata")
   for key, one in found.fitted.items():
     assert one.value == pytest.approx(expected[key], rel=0.02, abs=1e-6), key
-  assert set(found.kept) == {"executor.chunks_apart"}
+  assert set(found.kept) == kept
+
+
+def test_numbers_are_found_again_through_padded_shapes():
+  machine = perturbed(dataclasses.replace(FREE, loads_hold_compute=1.0))
+  rows = padded_steps(machine, BUCKETS)
+  check_found(fit(rows, "strata", buckets=BUCKETS), machine, {"executor.chunks_apart"})
+
+
+# Joint passes
+
+JOINT = dataclasses.replace(BUCKETS, joint_tokens=512)
+
+
+@pytest.mark.parametrize("executor", [FREE, SHARED])
+def test_numbers_are_found_again_through_joint_passes(executor):
+  machine = perturbed(executor)
+  rows = padded_steps(machine, JOINT)
+  joint = [row for row in rows if row["joint"]]
+  assert sum(row["load_tokens"] > 0 for row in joint) > 5  # of parked requests
+  options = {"buckets": JOINT, "decode_shares": executor.decode_shares}
+  found = fit(rows, "strata", **options)
+  check_found(found, machine, {"executor.chunks_apart"})
+  assert found.residuals["joint"].steps > 50
+  assert max(one.median_error for one in found.residuals.values()) < 0.005
+  # Taken for prefills alone they would make a prefill dear.
+  blind = fit([{**row, "joint": False} for row in rows], "strata", **options)
+  expected_s = CostModel(machine, sim.io_config(system("strata")), JOINT).prefill_s([(60, 9000)])
+  costs = CostModel(blind.profile, sim.io_config(system("strata")), JOINT)
+  assert costs.prefill_s([(60, 9000)]) > 1.1 * expected_s
+
+
+def launched_rows(machine, io, buckets, most_chunks, count=400):
+  """Rows of steps launched one by one: of all kinds, with 1 to 4 decode steps."""
+  rng = np.random.default_rng(0)
+  executor = SimulatedExecutor(CostTimeline(CostModel(machine, io, buckets)))
+  for request_id in range(40):
+    ids = np.zeros(10_000, np.int32)
+    executor.register(request_id, SamplingParams(), ids)
+  rows = []
+  for step_id in range(count):
+    chunks = [
+      (int(rng.integers(1, 60)), int(rng.integers(0, 9000)))
+      for _ in range(rng.integers(1, most_chunks + 1) if step_id % 3 else 0)
+    ]
+    if step_id % 9 == 2:
+      chunks = [(int(rng.integers(600, 4000)), 0)]  # in passes of its own
+    positions = rng.integers(100, 9000, rng.integers(1, 30)) if step_id % 9 != 1 else []
+    work = StepWork(
+      step_id=step_id, decode_steps=int(rng.integers(1, 5)),
+      prefills=tuple(prefill(*chunk) for chunk in chunks),
+      decodes=tuple(
+        DecodeWork(request_id=1 + i, token_id=0, position=int(at), page_table=slots(1))
+        for i, at in enumerate(positions)
+      ),
+    )  # fmt: skip
+    executor.launch(work)
+    (done,) = executor.wait(None)
+    tokens = [len(done.tokens[decode.request_id]) for decode in work.decodes]
+    rows.append({
+      "step_id": step_id, "started_s": done.started_s, "ended_s": done.at_s,
+      "prefill_end_s": done.prefill_end_s if chunks else done.started_s, "joint": done.joint,
+      "prefill_requests": len(chunks), "prefill_chunks": chunks, "parked": 0,
+      "decode_requests": len(positions), "decode_steps": max(tokens, default=0),
+      "decode_context_tokens": int(sum(positions)), "load_tokens": 0, "load_end_s": None,
+      "decode_read_tokens": done.decode_read_tokens, "backup_tokens": 0,
+    })  # fmt: skip
+  return rows
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_joint_steps_of_several_decode_steps(known):
+  """With the shapes known, and without, where chunks come one by one and are not padded."""
+  executor = FREE if known else dataclasses.replace(FREE, chunk_overhead_s=0.0)
+  machine, io = perturbed(executor), IoConfig(page_size=16, load_backend="none")
+  exact = dataclasses.replace(JOINT, chunk_tokens=tuple(range(1, 4001)), prefill_rows=(1,))
+  rows = launched_rows(machine, io, JOINT if known else exact, most_chunks=3 if known else 1)
+  assert {row["decode_steps"] for row in rows if row["joint"]} == {1, 2, 3, 4}
+  found = calibration.calibrate(
+    calibration_steps.read(rows, "x"), BASE, io, buckets=JOINT if known else None
+  )
+  expected = truth(machine, "strata")
+  told = [key for key in found.fitted if key != "executor.step_gap_s"]
+  assert "hardware.weight_read_bytes_per_s" in told
+  for key in told:
+    assert found.fitted[key].value == pytest.approx(expected[key], rel=0.02, abs=1e-6), key
+  assert found.residuals["joint"].steps > 50
+  assert max(one.median_error for one in found.residuals.values()) < 0.005
+
+
+def test_rows_without_joint_are_those_of_no_joint_step(rows):
+  some = rows("strata", FREE)
+  assert not any(row["joint"] for row in some)
+  old = [{k: v for k, v in row.items() if k != "joint"} for row in some]
+  assert fit(old, "strata").fitted == fit(some, "strata").fitted
+
+
+def test_no_pass_is_joint_without_the_tokens_for_it():
+  machine = perturbed(FREE)
+  plain, few, joint = (
+    padded_steps(machine, dataclasses.replace(BUCKETS, joint_tokens=tokens))
+    for tokens in (0, 31, 32)  # the smallest piece has 32
+  )
+  assert plain == few
+  assert not any(row["joint"] for row in plain)
+  assert sum(row["joint"] for row in joint) > 5

@@ -15,25 +15,27 @@ from strata_jax.workloads import arrivals
 SERVING = config.ServingConfig(requests_in_flight=64, batch_requests=16, step_tokens=8192)
 POOLS = simulation.PoolSizes(device_tokens=24_000, host_tokens=80_000)
 SHAPE = ShapeConfig(contexts=12, context_tokens=4000.0, queries=150)
+EXECUTOR = ExecutorConfig(prefill_rows=4)
 SEED = 3
 
 
-def buckets(page_size, workload):
-  """The shapes of an executor of the default config."""
+def buckets(page_size, workload, executor):
+  """The shapes of an executor of that config."""
   longest = max(len(r.prompt_ids) + r.max_new_tokens for r in workload.requests)
   return make_buckets(
     config.MODELS["llama31_8b"].page_layout(page_size), SERVING,
-    device_pages=POOLS.device_tokens // page_size, context_tokens=longest, piece_tokens=512,
-    prefill_rows=4,
+    device_pages=POOLS.device_tokens // page_size, context_tokens=longest,
+    piece_tokens=executor.piece_tokens, prefill_rows=executor.prefill_rows,
+    joint_tokens=executor.joint_tokens,
   )  # fmt: skip
 
 
-def write(out, machine, systems, rates, *, repeats=1, shape=SHAPE, shown=None):
+def write(out, machine, systems, rates, *, repeats=1, shape=SHAPE, shown=None, executor=EXECUTOR):
   """Serves all points on `machine`, a profile. `shown`: the costs that policies see, if any."""
   contenders = throughput_plan.contenders(systems, rates)
   bench = BenchConfig(
     model=config.MODELS["llama31_8b"], device_tokens=POOLS.device_tokens,
-    host_tokens=POOLS.host_tokens, serving=SERVING, executor=ExecutorConfig(prefill_rows=4),
+    host_tokens=POOLS.host_tokens, serving=SERVING, executor=executor,
     initial_cache="host_warm", with_costs=shown is not None, point_limit_s=60.0, seed=SEED,
   )  # fmt: skip
   plain = generate("loogle_like", shape, SEED)
@@ -52,7 +54,7 @@ def write(out, machine, systems, rates, *, repeats=1, shape=SHAPE, shown=None):
     run = simulation.simulate(
       limited, machine, contender.system, serving=SERVING, pools=POOLS, initial_cache="host_warm",
       shown_costs=shown or Costs(), whole_decodes=True,
-      buckets=buckets(contender.system.page_size, plain),
+      buckets=buckets(contender.system.page_size, plain, executor),
     )  # fmt: skip
     summary = run.summary()
     row = {

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from experiments import calibrate, flags, run_folder, simulate
+from experiments import calibrate, flags, run_folder, simulate, validate
+from experiments.measured_run import MeasuredRun
 from strata_jax import simulation as sim
 from strata_jax.profile import ExecutorCosts
 from tests.experiments import simulated_points
@@ -117,6 +118,31 @@ def test_rows_that_read_together_are_what_the_points_say(tmp_path):
     (points / "points.jsonl").write_text(changed)
     with pytest.raises(flags.UsageError, match=message):
       run(tmp_path / "w", f"--run={points}", "--system=strata@16")
+
+
+def test_joint_passes_are_those_of_the_runs_executor(tmp_path):
+  executor = dataclasses.replace(simulated_points.EXECUTOR, joint_tokens=128)
+  points = simulated_points.write(
+    tmp_path / "run", SLOWER, ("strata@16",), ("strata@16:40",), repeats=2, executor=executor
+  )
+  argv = (f"--run={points}", "--system=strata@16", "--min_steps=5")
+  summary = run(tmp_path / "a", *argv)
+  assert summary["buckets"]["joint_tokens"] == 128
+  assert summary["residuals"]["joint"]["steps"] > 10
+  assert summary["residuals"]["joint"]["median_error"] < 0.005
+  for name in ("weight_read_bytes_per_s", "attention_read_bytes_per_s"):
+    found = summary["fitted"][f"hardware.{name}"]["value"]
+    assert found == pytest.approx(getattr(SLOWER.hardware, name), rel=0.02)
+  measured = MeasuredRun(points)
+  replayed = validate.replay(measured, measured.points[0], SLOWER)
+  assert replayed["ttft_mean_s"] == measured.points[0].row["ttft_mean_s"]
+  # A run from before there were joint passes.
+  (tmp_path / "old").mkdir()
+  config = json.loads((points / "config.json").read_text())
+  del config["config"]["bench"]["executor"]["joint_tokens"]
+  old = _break(points, tmp_path / "old", "points.jsonl", "", "")
+  (old / "config.json").write_text(json.dumps(config))
+  assert MeasuredRun(old).buckets(measured.points[0]).joint_tokens == 0
 
 
 def _break(points, tmp_path, name, old, new):
