@@ -60,12 +60,15 @@ def test_ablations_differ_from_strata_in_one_thing():
   io, full = SYSTEMS["strata_io"], SYSTEMS["strata"]
   assert _differences(io, full) == {"policy"}
   assert _differences(SYSTEMS["strata_selective"], full) == {"write_policy"}
-  assert _differences(SYSTEMS["strata_auto"], full) == {"page_size", "load_backend"}
+  assert _differences(SYSTEMS["strata_auto"], full) == {"page_size", "load_backend", "scheduler"}
   assert "policy" not in _differences(SYSTEMS["strata_schedule_only"], full)
   schedule_only = _differences(SYSTEMS["strata_schedule_only"], SYSTEMS["hicache_paper"])
   assert schedule_only == {"policy"}
   limits = SYSTEMS["strata_paper"].scheduler_config
   assert limits.max_bypasses == limits.max_deferrals == limits.max_postponements == math.inf
+  for name in ("strata_paper", "strata_io"):
+    auto = dataclasses.replace(SYSTEMS["strata_auto"], policy=SYSTEMS[name].policy)
+    assert (auto.scheduler_config.order, auto.scheduler_config.gather_requests) == ("fcfs", 1)
 
 
 def test_device_put_is_the_baseline_by_other_means():

@@ -5,7 +5,7 @@ import math
 
 from strata_jax import validation
 
-ORDERS = ("fcfs", "longest_prefix", "shortest_load")
+ORDERS = ("fcfs", "longest_prefix", "shortest_load", "most_shared")
 BALANCE_BY = ("token_ratio", "predicted_seconds")
 LOAD_OR_COMPUTE = ("load", "cheaper", "split", "compute")
 PREFETCH_WAITS = ("best_effort", "wait_complete", "timeout", "cost")
@@ -20,7 +20,7 @@ class SchedulerConfig:
   threshold or limit may be `math.inf`, which means never.
   """
 
-  order: str = "fcfs"  # who is considered first: "fcfs", "longest_prefix" or "shortest_load"
+  order: str = "fcfs"  # who is considered first: one of ORDERS
   order_max_waiting: float = math.inf  # with more requests waiting the order is FCFS
 
   deferral: bool = True  # delay hits wait for the request that computes what they share
@@ -39,6 +39,8 @@ class SchedulerConfig:
   bubble_filling: bool = True  # others decode while a loading-bound batch loads
   rolling_loads: bool = True  # parked requests resume one by one and others join; off: as a batch
   window_s: float = 0.2  # rolling loads: others join while fewer seconds of loads are on their way
+  gather_requests: int = 1  # fewer small prefills are held back while others decode; 1: none
+  gather_steps: int = 4  # until so many decode steps after the last prefill
   layerwise: bool = True  # compute may start while its load runs, layer by layer
 
   dedup: bool = False  # in-queue de-duplication as SGLang does it: later twins go to the end
@@ -75,9 +77,10 @@ class SchedulerConfig:
       "dedup_max_waiting",
     ):
       validation.check_number(self, field, minimum=0.0)
+    validation.check_int(self, "gather_requests", minimum=1)
     for field in ("max_deferrals", "max_postponements", "max_bypasses"):
       validation.check_number(self, field, minimum=1)
-    for field in ("min_load_tokens", "running_reserve_tokens"):
+    for field in ("gather_steps", "min_load_tokens", "running_reserve_tokens"):
       validation.check_int(self, field, minimum=0)
     for field in ("deferral", "balance", "refill", "bundles", "bubble_filling"):
       validation.check_choice(self, field, (False, True))

@@ -141,11 +141,18 @@ def keep_reserve(round_: Round) -> None:
 
 
 def lengthen_decode(round_: Round) -> None:
-  """Asks for several decode steps at once when nothing but decode can happen in them."""
+  """Asks for several decode steps at once when nothing but decode can happen in them.
+
+  Or should: while prefills are gathered those that are ready wait anyhow.
+  """
   most = round_.view.budgets.decode_steps
-  if most == 1 or not round_.decode or round_.entries or round_.resume or round_.preempt:
-    return
-  if round_.view.parked is not None or round_.park or round_.deferred or round_.held:
+  if round_.gather_steps_left:
+    most = min(most, round_.gather_steps_left)
+  else:
+    busy = round_.entries or round_.resume or round_.view.parked is not None
+    if busy or round_.deferred or round_.held:
+      return
+  if most == 1 or not round_.decode or round_.preempt:
     return
   chosen = set(round_.decode)
   decoding = [r for r in round_.view.running if r.request_id in chosen]

@@ -4,6 +4,7 @@
 `in_line` puts urgent requests first and those that were deferred next, each in arrival order.
 """
 
+import collections
 from collections.abc import Sequence
 
 from strata_jax.scheduler.round import Round
@@ -27,6 +28,21 @@ def shortest_load(round_: Round, ready: Sequence[int]) -> list[int]:
   if len(ready) > round_.config.order_max_waiting:
     return list(ready)
   return sorted(ready, key=lambda index: round_.candidate(index).host_tokens)
+
+
+def most_shared(round_: Round, ready: Sequence[int]) -> list[int]:
+  """Who loads nothing first, then loads that most of the waiting share; ties by arrival.
+
+  A context on the device then serves several requests while it is there: device pages, rather than
+  the link, are what many short questions about long contexts run out of.
+  """
+  if len(ready) > round_.config.order_max_waiting:
+    return list(ready)
+  firsts = {index: round_.candidate(index).first_host for index in ready}  # -1: loads nothing
+  # Paths of a tree that share any host node share the first one.
+  sharers = collections.Counter(firsts.values())
+  sharers[-1] = len(ready) + 1
+  return sorted(ready, key=lambda index: -sharers[firsts[index]])
 
 
 def later_twins_last(round_: Round, ready: Sequence[int]) -> list[int]:

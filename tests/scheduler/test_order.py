@@ -25,8 +25,29 @@ def test_orders():
 
 
 def test_above_the_limit_the_order_is_fcfs():
-  for stage in (order.longest_prefix, order.shortest_load):
+  for stage in (order.longest_prefix, order.shortest_load, order.most_shared):
     assert _ordered(stage, *WAITING, order_max_waiting=3) == [0, 1, 2, 3]
+
+
+def test_what_most_of_the_waiting_share_is_loaded_first():
+  waiting = (
+    waits(0, (1, 100, "host")),
+    waits(1, (2, 900, "host")),
+    waits(2, (3, 900, "device")),
+    waits(3, (2, 900, "host"), (4, 50, "host")),
+    waits(4, (5, 900, "device"), (2, 40, "host")),
+    waits(5, (6, 100, "host")),
+  )
+  assert _ordered(order.most_shared, *waiting) == [2, 1, 3, 4, 0, 5]
+
+
+def test_a_load_that_two_share_goes_before_an_earlier_one():
+  state = view(
+    waits(0, (1, 100, "host")), waits(1, (2, 900, "host")), waits(2, (2, 900, "host")),
+    free_pages=1_000,
+  )  # fmt: skip
+  assert admitted(schedule(state, SchedulerConfig())) == [0]
+  assert admitted(schedule(state, SchedulerConfig(order="most_shared"))) == [1, 2]
 
 
 def test_urgent_then_front_then_the_rest():

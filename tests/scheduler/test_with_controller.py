@@ -31,7 +31,9 @@ class _Run:
       write_policy=self.rng.choice(("write_through", "write_back")),
       checks=False,
     )
-    self.harness.controller.costs = Costs(load_s_per_token=1e-3, decode_step_s=2e-3)
+    self.harness.controller.costs = Costs(
+      load_s_per_token=1e-3, compute_s_per_token=1e-5, decode_step_s=2e-3
+    )
     self.left: dict[int, int] = {}  # outputs to come, by request
     self.over = 0
     self.admitted_after: dict[int, int] = {}
@@ -122,6 +124,8 @@ def test_plans_are_carried_out_as_they_stand_and_all_pages_come_back(name, seed)
     {"deferral_threshold_tokens": 3, "ratio_threshold": 0.5, "bundle_slack_tokens": 8},
     {"max_deferrals": 1, "max_postponements": 1, "max_bypasses": 1, "ratio_threshold": 0.5},
     {"running_reserve_tokens": 0},
+    {"order": "most_shared"},
+    {"gather_requests": 4, "gather_steps": 9},
   ],
   ids=str,
 )
