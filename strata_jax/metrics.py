@@ -125,7 +125,7 @@ class StepRow(NamedTuple):
   prefill_end_s: float
   ended_s: float
   stall_s: float  # its prefill waited for loads
-  compute_s: float  # its prefill without that
+  compute_s: float  # its prefill without that, in a joint step the pass with its decodes
   prefill_requests: int
   prefill_tokens: int
   decode_requests: int
