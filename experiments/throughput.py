@@ -24,9 +24,16 @@ from typing import Any
 
 import jax
 
-from experiments import flags, run_folder, serve_setup, synthetic_flags, throughput_plan
+from experiments import (
+  flags,
+  run_folder,
+  serve_setup,
+  synthetic_flags,
+  throughput_folder,
+  throughput_plan,
+)
 from experiments.executor_flags import ExecutorConfig
-from experiments.sweeps import statistics, throughput
+from experiments.sweeps import throughput
 from experiments.synthetic_flags import ShapeConfig
 from experiments.throughput_bench import Bench, BenchConfig
 from experiments.throughput_folder import PointsFolder
@@ -65,7 +72,10 @@ FLAGS.add_flag(
 )  # fmt: skip
 FLAGS.add_flag("device_tokens", int, 131072, "room in the device pool")
 FLAGS.add_flag("host_tokens", int, 393216, "room in the host pool, which must hold all contexts")
-FLAGS.add_flag("reference_requests", int, 3, "isolated requests without cache, whose TTFT is T_ref")
+FLAGS.add_flag(
+  "reference_requests", int | None, None,
+  "isolated requests without cache, whose mean TTFT is T_ref; by default one about each context",
+)  # fmt: skip
 FLAGS.add_flag("costs", str, "measured", "measured: policies see measured costs; or unknown")
 FLAGS.add_flag("time_limit_s", float, math.inf, "no point begins that would end later than this")
 FLAGS.add_flag("point_limit_s", float, 120.0, "a point that lasts longer is cut: not sustained")
@@ -107,7 +117,7 @@ def main(args: flags.Args) -> None:
     _check_sizes(workload, config, contender)
   turns = throughput_plan.order(contenders, args.repeats, args.once)
   with flags.usage_errors():
-    facts = {"workload": workload.name, "shape": shape, "reference": args.reference_requests}
+    facts = {"workload": workload.name, "shape": shape}
     folder = PointsFolder(args.out, {"bench": config, **facts})
   run_folder.say(f"{len(folder.rows)} points are there")
   measured: dict[str, Any] = {"not_reached": [], "t_ref_s": None, "costs": {}}
@@ -140,7 +150,11 @@ def _measure(
 ) -> dict[str, Any]:
   """Measures what is missing, as far as the time goes."""
   first = min(turns, key=lambda turn: turn[1])[0]
-  reference_s = bench.reference_ttft_s(first, args.reference_requests)
+  count = args.reference_requests or max(1, bench.contexts)
+  reference = {
+    "reference_ttft_s": bench.reference_ttft_s(first, count), "reference_requests": count,
+  }  # fmt: skip
+  reference_s = throughput_folder.reference_ttft_s([*folder.rows, reference])
   run_folder.say(f"{time.monotonic() - began_s:.0f} s: T_ref is {reference_s:.4f} s")
   not_reached = []
   for turn in turns:
@@ -150,7 +164,7 @@ def _measure(
         not_reached.append(str(point))
         continue
       found = bench.run(point)
-      row = {**found.row, "reference_ttft_s": reference_s}
+      row = {**found.row, **reference}
       folder.add(row, found.requests, found.steps)
       run_folder.say(f"{time.monotonic() - began_s:.0f} s: {_line(row)}")
   return {"not_reached": not_reached, "t_ref_s": reference_s, "costs": bench.costs}
@@ -160,10 +174,10 @@ def _points(
   args: flags.Args, folder: PointsFolder, turn: Turn, reference_s: float | None = None
 ) -> Iterator[Point]:
   """What is missing of a turn; one T_ref for all commands of a folder, so that searches go on."""
-  known = {row["reference_ttft_s"] for row in folder.rows}
-  common_s = statistics.mean([*known] or ([] if reference_s is None else [reference_s]))
-  assert common_s is not None
-  targets_s = [multiple * common_s for multiple in args.targets]
+  if reference_s is None:
+    reference_s = throughput_folder.reference_ttft_s(folder.rows)
+  assert reference_s is not None
+  targets_s = [multiple * reference_s for multiple in args.targets]
   return throughput_plan.points(*turn, folder.rows, targets_s)
 
 
@@ -179,8 +193,9 @@ def _check(args: flags.Args) -> None:
         f"--{name}: expected one of {', '.join(expected)}, got {getattr(args, name)!r}"
       )
   for name in ("repeats", "reference_requests"):
-    if getattr(args, name) < 1:
-      raise flags.UsageError(f"--{name}: expected an integer >= 1, got {getattr(args, name)}")
+    value = getattr(args, name)
+    if value is not None and value < 1:
+      raise flags.UsageError(f"--{name}: expected an integer >= 1, got {value}")
   for name in ("time_limit_s", "point_limit_s"):
     if not getattr(args, name) > 0:
       raise flags.UsageError(f"--{name}: expected a number > 0, got {getattr(args, name)}")

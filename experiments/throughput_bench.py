@@ -92,6 +92,11 @@ class Bench:
     """Requests of a point."""
     return len(self._workload.requests)
 
+  @property
+  def contexts(self) -> int:
+    """Contexts that the workload's questions are about."""
+    return len(self._workload.contexts)
+
   def reference_ttft_s(self, contender: Contender, count: int) -> float:
     """Mean TTFT of `count` requests that come alone and find no cache, after one that warms up.
 

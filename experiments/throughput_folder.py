@@ -8,6 +8,8 @@ from typing import Any
 
 from experiments import flags, run_folder
 
+_OF_A_COMMAND = ("reference",)  # keys of older folders that are no part of the config
+
 
 class PointsFolder:
   """`config.json`, `points.jsonl`, `requests.jsonl.gz`, `steps.jsonl.gz`, `summary.json`."""
@@ -62,7 +64,7 @@ class PointsFolder:
     if not path.exists():
       return
     before = json.loads(path.read_text(encoding="utf-8"))
-    was = before["config"]
+    was = {key: value for key, value in before["config"].items() if key not in _OF_A_COMMAND}
     changed = [
       f"{key}={was.get(key)!r} there and {config.get(key)!r} now"
       for key in sorted({*was, *config})
@@ -76,6 +78,21 @@ class PointsFolder:
 def read_points(path: pathlib.Path) -> list[dict[str, Any]]:
   """The rows of a `points.jsonl`. Raises OSError, and ValueError on what is no JSON."""
   return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def reference_ttft_s(rows: Iterable[Mapping[str, Any]]) -> float | None:
+  """T_ref of a folder: of the commands whose rows say so, that with the most isolated requests.
+
+  Their mean depends on which contexts they are about: that of many is the workload's.
+  """
+  found = [
+    (row.get("reference_requests") or 0, row["reference_ttft_s"])
+    for row in rows
+    if row.get("reference_ttft_s") is not None
+  ]
+  most = max((requests for requests, _ in found), default=0)
+  times = {ttft_s for requests, ttft_s in found if requests == most}
+  return sum(times) / len(times) if times else None
 
 
 def _line(value: Any) -> str:

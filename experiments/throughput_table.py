@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments import flags, plots, run_folder, throughput_folder
-from experiments.sweeps import crossing, statistics, throughput, throughput_at_ttft
+from experiments.sweeps import crossing, throughput, throughput_at_ttft
 
 FLAGS = flags.FlagSet("Makes the table of throughput at equal mean TTFT.")
 FLAGS.add_flag("runs", tuple[str, ...], (), "folders that `throughput` wrote")
@@ -29,7 +29,7 @@ def main(args: flags.Args) -> None:
   if not args.targets or min(args.targets) <= 0:
     raise flags.UsageError(f"--targets: expected numbers > 0, got {args.targets}")
   points, facts = _read(args.runs)
-  reference_s = statistics.mean([row["reference_ttft_s"] for row in points])
+  reference_s = throughput_folder.reference_ttft_s(points)
   assert reference_s is not None
   targets_s = {multiple: multiple * reference_s for multiple in sorted(args.targets)}
   table: dict[str, Any] = {

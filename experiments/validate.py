@@ -18,7 +18,14 @@ import math
 import pathlib
 from typing import Any
 
-from experiments import flags, measured_run, plots, run_folder, validation_bound
+from experiments import (
+  flags,
+  measured_run,
+  plots,
+  run_folder,
+  throughput_folder,
+  validation_bound,
+)
 from experiments import validation_table as tables
 from experiments.measured_run import MeasuredPoint, MeasuredRun
 from experiments.sweeps import crossing, throughput, throughput_at_ttft
@@ -64,8 +71,7 @@ def main(args: flags.Args) -> None:
       }  # fmt: skip
       rows.append(tables.point_row(names, point.row, summary, limits))
       bar.update(len(rows), str(point))
-  references = [one.row["reference_ttft_s"] for one in run.points if "reference_ttft_s" in one.row]
-  reference_s = sum(references) / len(references) if references else None
+  reference_s = throughput_folder.reference_ttft_s(one.row for one in run.points)
   targets_s = {} if reference_s is None else {m: m * reference_s for m in args.targets}
   real = [point.row for point in run.points]
   others = [row for row in rows if not row["fitted"]]

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from experiments import flags, throughput, throughput_plan, throughput_table
+from experiments import flags, throughput, throughput_folder, throughput_plan, throughput_table
 from experiments.sweeps import rate_search
 
 _TINY = [
@@ -91,6 +91,14 @@ def test_points_are_warm_on_the_host_and_a_second_run_adds_what_is_missing(tmp_p
     assert row["sustained"] == (row["output_tokens_per_s"] is not None)
     assert row["reason"] or row["interpolated"]
   assert (tmp_path / "table" / "throughput_at_ttft.png").stat().st_size > 1000
+
+
+def test_t_ref_is_that_of_the_command_with_the_most_isolated_requests():
+  row = lambda ttft_s, **more: {"reference_ttft_s": ttft_s, **more}
+  few, many = row(0.9), row(0.5, reference_requests=22)
+  assert throughput_folder.reference_ttft_s([few, many, few]) == 0.5
+  assert throughput_folder.reference_ttft_s([few, row(0.7)]) == pytest.approx(0.8)
+  assert throughput_folder.reference_ttft_s([{"order": 0}]) is None
 
 
 def _table(capsys, tmp_path, *runs):
