@@ -287,7 +287,7 @@ def _fit_prefill(
     if telling >= _TELLING_STEPS:
       found.put(key, value, telling)
     else:
-      found.keep(key, f"it counts in {telling} prefill steps only")
+      found.keep(key, "too few prefill steps tell it")
 
 
 def _fit_pass(
@@ -311,15 +311,11 @@ def _fit_pass(
       int((one * rate > _TELLING * seconds).sum())
       for one, rate in ((tokens, token_s), (products, product_s))
     )
-    features = [np.where(passes.count.std() > 0, passes.count, 0.0), passes.backup_s]
-    for one, rate, count in ((tokens, start[0], telling[0]), (products, start[1], telling[1])):
-      features.append(one if count >= _TELLING_STEPS else np.zeros(len(seconds)))
-      if count < _TELLING_STEPS:
-        known = known + rate * one
-    columns = np.stack(features, axis=1)  # [passes, terms]
-    fitted = least_absolute.fit(columns, seconds, known)
-    predicted_s = columns @ fitted + known
-    loss = float(np.mean(least_absolute.errors(predicted_s, seconds)))
+    told = [count >= _TELLING_STEPS for count in telling]
+    counts = np.where(passes.count.std() > 0, passes.count, 0.0)
+    terms = (tokens, start[0]), (products, start[1])
+    loss, fitted, predicted_s, told = _fit_terms(passes, counts, terms, told, known)
+    telling = tuple(count if is_told else 0 for count, is_told in zip(telling, told, strict=True))
     longer = float(np.mean(_clipped(seconds, predicted_s) / np.maximum(predicted_s, 1e-12))) - 1
     longer_s = longer * float(np.median(predicted_s / passes.count))
     token_s = float(fitted[2]) or start[0]
@@ -333,6 +329,42 @@ def _fit_pass(
     best = one
   assert best is not None
   return best
+
+
+def _fit_terms(
+  passes: _Passes, counts: np.ndarray, terms: tuple[tuple[np.ndarray, float], ...],
+  told: list[bool], known: np.ndarray,
+) -> tuple[float, np.ndarray, np.ndarray, list[bool]]:  # fmt: skip
+  """The best coefficients of chunks, backups and `terms`, each a feature and the base's rate.
+
+  A term that few passes tell of keeps the base's rate. Where all chunks are much alike their number
+  may take the place of a term, which would leave it without any meaning: then either chunks cost
+  nothing beside the terms, or the term keeps the base's rate, whichever is nearer to the times.
+
+  Returns:
+    The loss, the coefficients, predicted seconds, and which terms were fitted.
+  """
+  given = known + sum(
+    rate * one for (one, rate), is_told in zip(terms, told, strict=True) if not is_told
+  )
+  columns = [counts, passes.backup_s]
+  columns += [
+    one if is_told else np.zeros_like(one) for (one, _), is_told in zip(terms, told, strict=True)
+  ]
+  features = np.stack(columns, axis=1)  # [passes, 2 + terms]
+  fitted = least_absolute.fit(features, passes.seconds, given)
+  predicted_s = features @ fitted + given
+  loss = float(np.mean(least_absolute.errors(predicted_s, passes.seconds)))
+  nothing = [is_told and not fitted[2 + term] for term, is_told in enumerate(told)]
+  if not any(nothing):
+    return loss, fitted, predicted_s, told
+  left = [is_told and not lost for is_told, lost in zip(told, nothing, strict=True)]
+  kept = _fit_terms(passes, counts, terms, left, known)
+  if not counts.any():
+    return kept
+  return min(
+    kept, _fit_terms(passes, np.zeros_like(counts), terms, told, known), key=lambda f: f[0]
+  )
 
 
 def _clipped(measured_s: np.ndarray, predicted_s: np.ndarray) -> np.ndarray:

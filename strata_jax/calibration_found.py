@@ -2,7 +2,12 @@
 
 import dataclasses
 
-from strata_jax.cost_model import LOAD_BLOCKS, UNCAPPED_BLOCKS, IoConfig
+from strata_jax.cost_model import (
+  DRIVER_FRAGMENT_BYTES,
+  LOAD_BLOCKS,
+  UNCAPPED_BLOCKS,
+  IoConfig,
+)
 from strata_jax.profile import Profile, RateTable
 
 
@@ -56,6 +61,11 @@ class Found:
       key, size = f"load.kernel.{blocks}", fragment_bytes
       tables = {**load.kernel, blocks: _with_point(load.kernel[blocks], size, gbps)}
       load = dataclasses.replace(load, kernel=tables)
+      if io.load_backend == "auto" and size >= DRIVER_FRAGMENT_BYTES:
+        # These were copies by the driver.
+        table = _with_point(load.copies["memcpy_batch"], size, gbps)
+        load = dataclasses.replace(load, copies={**load.copies, "memcpy_batch": table})
+        self.fitted["load.memcpy_batch"] = Fitted(value=gbps, steps=steps, size_bytes=size)
     else:
       whole = io.load_backend in ("copy_engine", "device_put")
       size = page_bytes if whole else fragment_bytes / (2 if io.separate_kv_copies else 1)

@@ -585,3 +585,24 @@ def test_no_pass_is_joint_without_the_tokens_for_it():
   assert plain == few
   assert not any(row["joint"] for row in plain)
   assert sum(row["joint"] for row in joint) > 5
+
+
+def test_terms_that_the_number_of_chunks_stands_for_are_not_counted_twice():
+  """Chunks that are all alike: their number tells as much as their tokens and their attention."""
+  rng = np.random.default_rng(0)
+  count = rng.integers(1, 5, 60)
+  owner = np.repeat(np.arange(60), count)
+  products = 64.0 * rng.normal(20_000, 2_000, len(owner))
+  seconds = (10e-3 + 2.5e-3 * count) * rng.normal(1, 0.03, 60)
+  passes = calibration._Passes(
+    seconds=seconds, count=count.astype(float), backup_s=np.zeros(60),
+    batch_owner=np.arange(60), tokens=64.0 * count + 10, owner=owner, products=products,
+    read=products / 64,
+  )  # fmt: skip
+  kv_s, weights_s, fixed_s = 1e-9, 1e-6, 10e-3
+  for start in ((5e-6, 1e-9), (3e-5, 3e-9)):
+    one = calibration._fit_pass(passes, fixed_s, weights_s, kv_s, start)
+    predicted_s = fixed_s + np.maximum(one.token_s * passes.tokens, weights_s)
+    predicted_s += one.chunk_s * count
+    predicted_s += passes.sum(np.maximum(one.product_s * products, kv_s * passes.read))
+    assert predicted_s.sum() == pytest.approx(seconds.sum(), rel=0.05)

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 
 from strata_jax import attention, config
 from strata_jax.attention import hopper
+from strata_jax.cost_model import DRIVER_FRAGMENT_BYTES
 from strata_jax.executors import fragment_copies, gated_loads, side_copies
 from strata_jax.tiers import layout
 
 OVERLAPS = ("layer", "whole")
 STAGED = "staged"  # see `staged_loads`
-_DRIVER_FRAGMENT_BYTES = 128 << 10
 _DRIVER_PAGE_BYTES = 256 << 10
 
 
@@ -92,7 +92,7 @@ def layer_loads(io: str, page_layout: layout.PageLayout, on_gpu: bool) -> str:
   """
   if io != "auto" or not on_gpu:
     return io
-  large = page_layout.fragment_bytes >= _DRIVER_FRAGMENT_BYTES
+  large = page_layout.fragment_bytes >= DRIVER_FRAGMENT_BYTES
   return "copy_engine" if large else "kernel"
 
 
