@@ -28,6 +28,7 @@ _TELLING = 0.05  # a term counts in a step where it makes up this share of it,
 _TELLING_STEPS = 8  # and is fitted where it counts in so many
 _ODD = 3.0  # steps that take so many times what is predicted count as that
 _SHORTEST_S = 1e-6  # of a decode step, whatever its requests: less makes no sense
+_AS_GOOD = 1.1  # times the loss that a fit counted on
 _ROUNDS = 8  # of which side of a maximum each chunk is on
 
 
@@ -224,14 +225,20 @@ def _passes(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _PassFit:
-  """Seconds of a pass beside the reading of weights, its products' rates, and the loss."""
+  """Seconds of a pass beside the reading of weights, and its products' rates."""
 
-  loss: float
   weights_s: float
   chunk_s: float
   token_s: float
   product_s: float
   telling: tuple[int, int]  # passes in which products by tokens, and those of attention, count
+
+  def predict(self, passes: _Passes, fixed_s: float, kv_s: float) -> np.ndarray:
+    """Seconds of every pass, without its backups."""
+    seconds = fixed_s + self.chunk_s * passes.count
+    seconds = seconds + passes.sum_batches(np.maximum(self.token_s * passes.tokens, self.weights_s))
+    attention = np.maximum(self.product_s * passes.products, kv_s * passes.read)
+    return seconds + passes.sum(attention)
 
 
 def _fit_prefill(
@@ -254,19 +261,19 @@ def _fit_prefill(
   several = max(len(one) for one in prefill.chunks) > 1 and buckets is None
   ways = {apart: _passes(prefill, backup_s, step, apart, buckets) for apart in {False, several}}
 
-  def fit_pass(fixed_s: float, apart: bool) -> _PassFit:
+  def fit_pass(fixed_s: float, apart: bool) -> tuple[float, _PassFit]:
     return _fit_pass(ways[apart], fixed_s, decode_base_s - fixed_s, kv_s, start)
 
   best: tuple[float, bool, float, _PassFit] | None = None
   for apart in sorted(ways):
     # The second term decides only where the steps do not tell.
     loss = lambda fixed_s, apart=apart: (
-      fit_pass(fixed_s, apart).loss + 1e-6 * abs(fixed_s - usual_s) / decode_base_s
+      fit_pass(fixed_s, apart)[0] + 1e-6 * abs(fixed_s - usual_s) / decode_base_s
     )
     fixed_s, _ = least_absolute.minimize(loss, low_s, decode_base_s, grid=9, rounds=24)
-    one = fit_pass(fixed_s, apart)
-    if best is None or one.loss < 0.98 * best[0]:
-      best = (one.loss, apart, fixed_s, one)
+    found_loss, one = fit_pass(fixed_s, apart)
+    if best is None or found_loss < 0.98 * best[0]:
+      best = (found_loss, apart, fixed_s, one)
   assert best is not None
   _, apart, fixed_s, one = best
   steps = len(prefill.chunks)
@@ -292,14 +299,14 @@ def _fit_prefill(
 
 def _fit_pass(
   passes: _Passes, fixed_s: float, weights_s: float, kv_s: float, start: tuple[float, float],
-) -> _PassFit:  # fmt: skip
-  """The terms of a pass, what is fixed being given.
+) -> tuple[float, _PassFit]:  # fmt: skip
+  """The loss and the terms of a pass, what is fixed being given.
 
   Which side of a maximum counts depends on what is fitted: taken from the last round's numbers.
   """
   token_s, product_s = start
   seconds = passes.seconds
-  best: _PassFit | None = None
+  best: tuple[float, _PassFit] | None = None
   for _ in range(_ROUNDS):
     by_products = product_s * passes.products > kv_s * passes.read
     known = fixed_s + passes.sum(np.where(by_products, 0.0, kv_s * passes.read))
@@ -314,19 +321,24 @@ def _fit_pass(
     told = [count >= _TELLING_STEPS for count in telling]
     counts = np.where(passes.count.std() > 0, passes.count, 0.0)
     terms = (tokens, start[0]), (products, start[1])
-    loss, fitted, predicted_s, told = _fit_terms(passes, counts, terms, told, known)
+    loss, fitted, told = _fit_terms(passes, counts, terms, told, known)
     telling = tuple(count if is_told else 0 for count, is_told in zip(telling, told, strict=True))
-    longer = float(np.mean(_clipped(seconds, predicted_s) / np.maximum(predicted_s, 1e-12))) - 1
-    longer_s = longer * float(np.median(predicted_s / passes.count))
-    token_s = float(fitted[2]) or start[0]
-    product_s = float(fitted[3]) or start[1]
+    token_s, product_s = (
+      float(found) if is_told else rate
+      for found, (_, rate), is_told in zip(fitted[2:], terms, told, strict=True)
+    )
     one = _PassFit(
-      loss=loss, weights_s=weights_s, chunk_s=max(0.0, float(fitted[0] + longer_s)),
-      token_s=token_s, product_s=product_s, telling=(telling[0], telling[1]),
+      weights_s=weights_s, chunk_s=float(fitted[0]), token_s=token_s, product_s=product_s,
+      telling=(telling[0], telling[1]),
     )  # fmt: skip
-    if best is not None and loss >= best.loss * (1 - 1e-9):
-      break
-    best = one
+    predicted_s = one.predict(passes, fixed_s, kv_s) + fitted[1] * passes.backup_s
+    really = float(np.mean(least_absolute.errors(predicted_s, seconds)))
+    if really > _AS_GOOD * loss:  # these numbers mean other sides than they were fitted with
+      loss = really
+    if best is None or loss < best[0]:
+      longer = float(np.mean(_clipped(seconds, predicted_s) / np.maximum(predicted_s, 1e-12))) - 1
+      longer_s = longer * float(np.median(predicted_s / passes.count))
+      best = loss, dataclasses.replace(one, chunk_s=max(0.0, one.chunk_s + longer_s))
   assert best is not None
   return best
 
@@ -334,7 +346,7 @@ def _fit_pass(
 def _fit_terms(
   passes: _Passes, counts: np.ndarray, terms: tuple[tuple[np.ndarray, float], ...],
   told: list[bool], known: np.ndarray,
-) -> tuple[float, np.ndarray, np.ndarray, list[bool]]:  # fmt: skip
+) -> tuple[float, np.ndarray, list[bool]]:  # fmt: skip
   """The best coefficients of chunks, backups and `terms`, each a feature and the base's rate.
 
   A term that few passes tell of keeps the base's rate. Where all chunks are much alike their number
@@ -342,29 +354,28 @@ def _fit_terms(
   nothing beside the terms, or the term keeps the base's rate, whichever is nearer to the times.
 
   Returns:
-    The loss, the coefficients, predicted seconds, and which terms were fitted.
+    The loss, the coefficients, and which terms were fitted.
   """
-  given = known + sum(
-    rate * one for (one, rate), is_told in zip(terms, told, strict=True) if not is_told
-  )
-  columns = [counts, passes.backup_s]
-  columns += [
-    one if is_told else np.zeros_like(one) for (one, _), is_told in zip(terms, told, strict=True)
-  ]
-  features = np.stack(columns, axis=1)  # [passes, 2 + terms]
-  fitted = least_absolute.fit(features, passes.seconds, given)
-  predicted_s = features @ fitted + given
-  loss = float(np.mean(least_absolute.errors(predicted_s, passes.seconds)))
-  nothing = [is_told and not fitted[2 + term] for term, is_told in enumerate(told)]
-  if not any(nothing):
-    return loss, fitted, predicted_s, told
-  left = [is_told and not lost for is_told, lost in zip(told, nothing, strict=True)]
-  kept = _fit_terms(passes, counts, terms, left, known)
-  if not counts.any():
-    return kept
-  return min(
-    kept, _fit_terms(passes, np.zeros_like(counts), terms, told, known), key=lambda f: f[0]
-  )
+
+  def fit(counts: np.ndarray, told: list[bool]) -> tuple[float, np.ndarray, list[bool]]:
+    kept = [rate * one for (one, rate), is_told in zip(terms, told, strict=True) if not is_told]
+    given = known + sum(kept)
+    columns = [counts, passes.backup_s]
+    for (one, _), is_told in zip(terms, told, strict=True):
+      columns.append(one if is_told else np.zeros_like(one))
+    features = np.stack(columns, axis=1)  # [passes, 2 + terms]
+    fitted = least_absolute.fit(features, passes.seconds, given)
+    loss = float(np.mean(least_absolute.errors(features @ fitted + given, passes.seconds)))
+    lost = [is_told and not fitted[2 + term] for term, is_told in enumerate(told)]
+    if not any(lost):
+      return loss, fitted, told
+    left = [is_told and not is_lost for is_told, is_lost in zip(told, lost, strict=True)]
+    found = [fit(counts, left)]
+    if counts.any():
+      found.append(fit(np.zeros_like(counts), told))
+    return min(found, key=lambda one: one[0])
+
+  return fit(counts, told)
 
 
 def _clipped(measured_s: np.ndarray, predicted_s: np.ndarray) -> np.ndarray:

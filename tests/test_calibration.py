@@ -601,8 +601,6 @@ def test_terms_that_the_number_of_chunks_stands_for_are_not_counted_twice():
   )  # fmt: skip
   kv_s, weights_s, fixed_s = 1e-9, 1e-6, 10e-3
   for start in ((5e-6, 1e-9), (3e-5, 3e-9)):
-    one = calibration._fit_pass(passes, fixed_s, weights_s, kv_s, start)
-    predicted_s = fixed_s + np.maximum(one.token_s * passes.tokens, weights_s)
-    predicted_s += one.chunk_s * count
-    predicted_s += passes.sum(np.maximum(one.product_s * products, kv_s * passes.read))
+    _, one = calibration._fit_pass(passes, fixed_s, weights_s, kv_s, start)
+    predicted_s = one.predict(passes, fixed_s, kv_s)
     assert predicted_s.sum() == pytest.approx(seconds.sum(), rel=0.05)
