@@ -1,6 +1,5 @@
 """The executor with real pages and a real model, on JAX's default device."""
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,8 +9,8 @@ import numpy as np
 
 from strata_jax import config as config_lib
 from strata_jax import sampling as sampling_lib
-from strata_jax.executors import buckets as buckets_lib
 from strata_jax.executors import (
+  batch_inputs,
   choices,
   fragment_copies,
   gated_loads,
@@ -19,7 +18,6 @@ from strata_jax.executors import (
   load_shares,
   packed_rows,
   page_mover,
-  prefill_batches,
   programs,
   protocol,
   shared_reads,
@@ -28,6 +26,7 @@ from strata_jax.executors import (
   storage_io,
   watcher,
 )
+from strata_jax.executors import buckets as buckets_lib
 from strata_jax.executors import pools as pools_lib
 from strata_jax.executors.running_step import RunningStep
 from strata_jax.models import llama
@@ -36,16 +35,6 @@ from strata_jax.tiers import io_backend, layout, page_store
 
 # progress(programs compiled, programs in all, what was compiled)
 Progress = Callable[[int, int, str], None]
-
-
-# Of each batch: itself, how its tokens are drawn, the request of each row (None: no token of it).
-_Prefills = list[tuple[layer_stack.Batch, packed_rows.Draws, tuple[int | None, ...]]]
-
-
-@dataclasses.dataclass(kw_only=True, slots=True)
-class _Registered:
-  sampling: protocol.SamplingParams
-  outputs: int = 0  # tokens sampled so far: the index of the next draw
 
 
 class JaxExecutor:
@@ -121,8 +110,10 @@ class JaxExecutor:
       raise ValueError(f"page layout: expected {expected}, got {page_layout}")
     self._config = config
     self._page_size = page_layout.page_size
-    self._buckets = buckets
     self._target = jax.devices()[0]
+    self._inputs = batch_inputs.BatchInputs(
+      buckets, self._target, page_size=page_layout.page_size, device_pages=device_pages
+    )
     on_gpu = self._target.platform == "gpu"
     attention = choices.attention_on(self._target, attention, config, page_layout)
     self._decode_shares = choices.decode_shares(attention, config)
@@ -149,7 +140,6 @@ class JaxExecutor:
     aside = choices.backups_aside(store_io or io, page_layout, on_gpu)
     self._side_backups = self._side_copies(aside, to_device=False)
     self._evicting: set[int] = set()  # transfer ids of backups under way whose pages are evicted
-    self._requests: dict[int, _Registered] = {}
     self._watcher = watcher.Watcher()
     self._storage: storage_io.StorageIo | None = None
     if store is not None:
@@ -190,7 +180,7 @@ class JaxExecutor:
   @property
   def buckets(self) -> buckets_lib.Buckets:
     """The padded shapes."""
-    return self._buckets
+    return self._inputs.buckets
 
   @property
   def decode_shares(self) -> int:
@@ -236,11 +226,11 @@ class JaxExecutor:
   ) -> None:
     """Announces a request. Forced outputs are for simulation: here the model answers."""
     del forced_output_ids
-    self._requests[request_id] = _Registered(sampling=sampling)
+    self._inputs.register(request_id, sampling)
 
   def release(self, request_id: int) -> None:
     """Forgets a request."""
-    self._requests.pop(request_id, None)
+    self._inputs.release(request_id)
 
   def launch(self, work: protocol.StepWork) -> None:
     """Enqueues a step.
@@ -263,10 +253,10 @@ class JaxExecutor:
         for load in loads:
           self._launch_load(load, step)
         loads = ()
-      joint: _Prefills | None = None
+      joint: list[batch_inputs.Inputs] | None = None
       if work.prefills:
-        prefills = self._prefill_inputs(work.prefills)
-        if work.decodes and not loads and self._go_together(prefills):
+        prefills = self._inputs.prefills(work.prefills)
+        if work.decodes and not loads and self._inputs.go_with_decodes(prefills):
           joint, step.joint = prefills, True
         else:
           xs = self._forward([batch for batch, *_ in prefills], loads, step)
@@ -389,20 +379,8 @@ class JaxExecutor:
     """Loads pages, all layers at once."""
     self._device = self._mover.load(self._need_host(), self._device, host_slots, device_slots)
 
-  def _prefill_inputs(self, works: Sequence[protocol.PrefillWork]) -> _Prefills:
-    """The batches of all prefills of a step, on the device."""
-    packed = prefill_batches.pack(
-      works, self._buckets, page_size=self._page_size, device_pages=len(self._device[0])
-    )
-    return [self._prefill_batch(batch, works) for batch in packed]
-
-  def _go_together(self, prefills: _Prefills) -> bool:
-    """Whether decodes are computed in one pass with these."""
-    batch, *others = [batch for batch, *_ in prefills]
-    return not others and batch.token_ids.size <= self._buckets.joint_tokens
-
   def _finish_prefills(
-    self, xs: Sequence[jax.Array], prefills: _Prefills, step: RunningStep
+    self, xs: Sequence[jax.Array], prefills: Sequence[batch_inputs.Inputs], step: RunningStep
   ) -> None:
     """The heads of those that sample, behind all layers."""
     for x, (batch, draws, request_ids) in zip(xs, prefills, strict=True):
@@ -418,44 +396,19 @@ class JaxExecutor:
 
     self._watcher.add(step.block, done, gives_event=False)
 
-  def _prefill_batch(
-    self, batch: prefill_batches.PackedBatch, works: Sequence[protocol.PrefillWork]
-  ) -> tuple[layer_stack.Batch, packed_rows.Draws, tuple[int | None, ...]]:
-    """The batch on the device, and the request of each row (None: it gives no token)."""
-    sizes = self._buckets.batch_rows(batch.padded_tokens)
-    rows = self._rows(buckets_lib.smallest_bucket(len(batch.pieces), sizes), batch.padded_tokens)
-    contexts = [
-      (works[piece.work].page_table, works[piece.work].start + piece.offset + piece.tokens)
-      for piece in batch.pieces
-    ]
-    self._fill_table(rows, contexts)
-    rows.token_ids[:], rows.starts[:], rows.lengths[:] = prefill_batches.arrays(
-      batch, works, len(rows.table)
-    )
-    request_ids = _sampled(batch, works)
-    self._fill_draws(rows, request_ids, 1)
-    return *rows.put(self._target), request_ids
-
   def _launch_decodes(
     self,
     works: Sequence[protocol.DecodeWork],
     decode_steps: int,
     loads: Sequence[protocol.LoadWork],
     step: RunningStep,
-    joint: _Prefills | None = None,
+    joint: Sequence[batch_inputs.Inputs] | None = None,
   ) -> None:
     """All decode steps, the loads beside them; prefills in one pass with the first of them."""
-    largest = self._buckets.decode_requests[-1]
+    largest = self.buckets.decode_requests[-1]
     for first in range(0, len(works), largest):
       some = works[first : first + largest]
-      request_ids = tuple([work.request_id for work in some])
-      rows = self._rows(buckets_lib.smallest_bucket(len(some), self._buckets.decode_requests), 1)
-      self._fill_table(rows, [(work.page_table, work.position + decode_steps) for work in some])
-      rows.token_ids[: len(some), 0] = [work.token_id for work in some]
-      rows.starts[: len(some)] = [work.position for work in some]
-      rows.lengths[: len(some)] = 1
-      self._fill_draws(rows, request_ids, decode_steps)
-      batch, draws = rows.put(self._target)
+      batch, draws, request_ids = self._inputs.decodes(some, decode_steps)
       spread = load_shares.spread(loads, decode_steps)
       loads = ()
       for offset in range(decode_steps):
@@ -505,7 +458,7 @@ class JaxExecutor:
       step.stalled_s = self._gated.stalled_s
       xs, self._device = self._stack.run(self._device, batches, gate=gate, reached=reached)
       return xs
-    host, largest = self._need_host(), self._buckets.table_pages
+    host, largest = self._need_host(), self.buckets.table_pages
     weights = [batch.token_ids.size for batch in batches]
     *shares, rest = load_shares.cut(loads, weights, largest)
     self._move_in(*rest)
@@ -542,35 +495,6 @@ class JaxExecutor:
         done = lambda load=load: protocol.LoadDone(load.transfer_id, self.now_s())
         self._watcher.add(block, done)
 
-  def _rows(self, rows: int, tokens: int) -> packed_rows.PackedRows:
-    return packed_rows.PackedRows(rows, tokens, self._buckets.table_pages)
-
-  def _fill_draws(
-    self, rows: packed_rows.PackedRows, request_ids: Sequence[int | None], outputs: int
-  ) -> None:
-    """Temperatures, seeds and first output indices; counts the `outputs` of each request."""
-    for row, request_id in enumerate(request_ids):
-      if request_id is None:
-        continue
-      request = self._requests[request_id]
-      rows.temperatures[row] = request.sampling.temperature
-      rows.seeds[row] = request.sampling.seed % 2**32
-      rows.indices[row] = request.outputs
-      request.outputs += outputs
-
-  def _fill_table(
-    self, rows: packed_rows.PackedRows, contexts: Sequence[tuple[np.ndarray, int]]
-  ) -> None:
-    """Page tables, each with the tokens that it must have room for."""
-    padded = rows.table
-    for row, (table, tokens) in enumerate(contexts):
-      if tokens > len(table) * self._page_size or len(table) > padded.shape[1]:
-        raise ValueError(
-          f"page table: expected room for {tokens} tokens in at most {padded.shape[1]} pages, "
-          f"got {len(table)} pages of {self._page_size}"
-        )
-      padded[row, : len(table)] = table
-
   def _block_on_host(self) -> None:
     """Returns when all backups launched so far, and perhaps later ones, have been written."""
     while True:
@@ -601,19 +525,19 @@ class JaxExecutor:
     return fragment_copies.FragmentCopies(page_layout, backend, self._device, host)
 
   def _warmup_jobs(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-    for rows, chunk in self._buckets.shapes:
+    for rows, chunk in self.buckets.shapes:
       yield f"{rows} x {chunk} tokens", lambda rows=rows, chunk=chunk: self._warm_shape(rows, chunk)
-    for rows, chunk, decodes in self._buckets.joint_shapes:
+    for rows, chunk, decodes in self.buckets.joint_shapes:
       name = f"{rows} x {chunk} tokens and {decodes} decodes"
       yield name, lambda shapes=((rows, chunk), (decodes, 1)): self._warm_joint(shapes)
     if self._host is not None:
       if self._staged is not None:
         yield "parked loads", lambda: self._warm_staged()
-      for pages in self._buckets.transfer_pages:
+      for pages in self.buckets.transfer_pages:
         yield f"moves of {pages} pages", lambda pages=pages: self._warm_transfer(pages)
 
   def _warm_shape(self, rows: int, chunk: int) -> jax.Array:
-    batch, draws = self._rows(rows, chunk).put(self._target)
+    batch, draws, _ = self._inputs.padding(rows, chunk)
     nothing = self._no_pages() if self._by_layer and self._gated is None else None
     x, self._device = self._stack.warm(self._device, batch, self._host, nothing)
     if self._gated is not None:
@@ -623,12 +547,12 @@ class JaxExecutor:
     return token_ids
 
   def _warm_joint(self, shapes: Sequence[tuple[int, int]]) -> Sequence[jax.Array]:
-    batches = [self._rows(*shape).put(self._target)[0] for shape in shapes]
+    batches = [self._inputs.padding(*shape).batch for shape in shapes]
     xs, self._device = self._stack.warm_joint(self._device, batches)
     return xs
 
   def _no_pages(self) -> layer_stack.LoadLists:
-    slots, count = self._put((np.zeros(self._buckets.table_pages, np.int32), np.int32(0)))
+    slots, count = self._put((np.zeros(self.buckets.table_pages, np.int32), np.int32(0)))
     return count, slots, slots
 
   def _warm_staged(self) -> jax.Array:
@@ -639,15 +563,3 @@ class JaxExecutor:
   def _warm_transfer(self, pages: int) -> jax.Array:
     self._device, self._host = self._mover.warm(self._device, self._need_host(), pages)
     return programs.marker(self._device[-1])
-
-
-def _sampled(
-  batch: prefill_batches.PackedBatch, works: Sequence[protocol.PrefillWork]
-) -> tuple[int | None, ...]:
-  """The request of each piece whose last hidden state gives a token."""
-  return tuple(
-    [
-      works[piece.work].request_id if piece.is_last and works[piece.work].samples else None
-      for piece in batch.pieces
-    ]
-  )

@@ -427,7 +427,7 @@ def test_nothing_compiles_after_the_warm_up_and_the_counter_would_see_it():
     request_id=1, token_ids=np.zeros(3, np.int32), start=0,
     page_table=np.array([1, 2], np.int32), samples=False,
   )  # fmt: skip
-  executor._buckets = buckets.Buckets(
+  executor._inputs.buckets = buckets.Buckets(
     chunk_tokens=(17,), decode_requests=(1,), transfer_pages=(8,), table_pages=64
   )
   drive.step(prefills=(wide,))
