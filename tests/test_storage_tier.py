@@ -478,6 +478,28 @@ def test_a_prefetch_that_counted_on_a_backup_reads_what_it_lost():
   assert harness.computed[waits][-1][1] == 33
 
 
+def test_what_is_read_before_the_backup_above_it_ends_is_seen_as_it_is():
+  harness = StorageHarness(store=filled(8), device_pages=9, storage={"writes": False})
+  first = harness.add(prompt(3))
+  harness.prefill(first)
+  harness.step_done()
+  harness.finish(first)
+  harness.flush()  # the backup is under way
+  waits = harness.add(prompt(8))
+  harness.start()
+  while harness.look_ups:
+    harness.look_up_done()
+  harness.start()
+  states = lambda: [state for state, _ in harness.path(waits)]
+  assert states() == ["device", "prefetching", "prefetching"]
+  harness.read_done()
+  assert states() == ["device", "storage", "prefetching"]  # on the host once all above is there
+  harness.settle()
+  harness.backup_done()
+  assert states()[-1] == "host"
+  assert harness.prefetch(waits)[0] == harness.prefetch(waits)[1]
+
+
 def test_bytes_in_flight_are_bounded():
   store: dict = {}
   for first in range(100, 900, 100):

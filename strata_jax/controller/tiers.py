@@ -166,6 +166,7 @@ class CacheTiers:
         later.nodes.append(node)
         later.locks += host_locks
         host_locks = []
+        self.tree.changed(node)  # it is read from storage no longer
       else:
         self.host.free(self.tree.detach(node, HOST))
         dropped.append(node)
