@@ -268,9 +268,12 @@ class _Run:
       self.plan_wanted = self.idle_rounds <= _IDLE_ROUNDS
 
   def _decide(self, now_s: float) -> None:
-    """Makes a plan, unless there is one and nothing has happened since that may change it."""
+    """Makes a plan, unless there is one that no event and no time to wake up has overtaken."""
     if self.planned is not None and not self.plan_wanted:
-      return
+      view, plan = self.planned
+      wake_at_s = math.inf if plan.wake_at_s is None else plan.wake_at_s
+      if not view.now_s < wake_at_s <= now_s:
+        return
     self.plan_wanted = False
     view = self.controller.view(now_s)
     self.planned = view, self.policy(view)

@@ -43,9 +43,9 @@ def _mixed(count, **fields):
 class _Busy(PageCheckingExecutor):
   """Says whether a step is under way, and of each plan when it was made."""
 
-  def __init__(self, policy, **more):
-    super().__init__(CACHE, **more)
-    self.policy = make_policy(policy)
+  def __init__(self, policy, cache):
+    super().__init__(cache)
+    self.policy = make_policy(policy) if isinstance(policy, str) else policy
     self.planned_busy = []  # of each plan for somebody: while a step was under way
 
   def plan(self, view):
@@ -54,11 +54,11 @@ class _Busy(PageCheckingExecutor):
     return self.policy(view)
 
 
-def _serve(requests, serving=AHEAD, policy="strata"):
-  executor = _Busy(policy)
+def _serve(requests, serving=AHEAD, policy="strata", cache=CACHE):
+  executor = _Busy(policy, cache)
   for request in requests:
     executor.expect(request.request_id, request.prompt_ids)
-  controller = CacheController(CACHE, serving)
+  controller = CacheController(cache, serving)
   result = serving_loop.serve(
     requests, controller=controller, policy=executor.plan, executor=executor, serving=serving
   )
@@ -126,6 +126,22 @@ def test_a_plan_that_a_stop_token_overtakes_is_not_carried_out():
   assert result.requests[0].output_ids == outputs[:end]
   assert result.requests[1].output_ids == continuation(goes_on.prompt_ids, 8)
   assert executor.planned_busy.count(False) == 2  # the first plan, and the one behind the stop
+
+
+def test_a_time_to_wake_up_that_comes_during_the_step_is_not_missed():
+  real = make_policy("fcfs")
+
+  def late(view):
+    waiting = tuple(r for r in view.waiting if r.request_id == 0 or view.now_s >= 0.005)
+    plan = real(dataclasses.replace(view, waiting=waiting))
+    return plan if waiting == view.waiting else dataclasses.replace(plan, wake_at_s=0.005)
+
+  first = _request(0, range(64), max_new_tokens=1, arrival_s=0.0)  # 6.4 ms
+  second = _request(1, range(64, 90), max_new_tokens=1, arrival_s=0.003)
+  cache = dataclasses.replace(CACHE, host_tokens=0)  # no backup ends later
+  result, _ = _serve([first, second], policy=late, cache=cache)
+  assert [r.outcome for r in result.requests] == ["finished", "finished"]
+  assert result.requests[1].admitted_s == result.steps[0].ended_s
 
 
 def test_the_controller_foresees_all_but_the_tokens():
