@@ -179,8 +179,8 @@ def test_a_third_of_the_rows_keeps_all_blocks_busy():
   assert share == -(-25_000 // CONFIG.blocks)
 
 
-def _interpreted(operands, *, blocks, part_factor=2, stages=2, width=1):
-  """Groups, line, and both results of the kernels in the interpreter."""
+def _interpreted(operands, *, blocks, part_factor=2, stages=2, width=1, merges=2):
+  """Groups, and results of the kernel in the interpreter: parts merged in jnp, and by a kernel."""
   q, pool, table, tokens = operands
   tile = tiles.find_tile(pool.shape[3], pool.shape[2], 64)
   groups = work_line.no_groups(len(q))
@@ -194,8 +194,11 @@ def _interpreted(operands, *, blocks, part_factor=2, stages=2, width=1):
   assert not moves.races_found()
   assert int(line.parts.max()) <= most
   how = {"heads": q.shape[1], "dtype": jnp.float32}
-  by_kernel = mosaic_merge.merge_items(out, lse, line, groups, **how, interpret=INTERPRET)
-  return groups, by_kernel, merge.merge_items(out, lse, line, groups, **how)
+  results = [merge.merge_items(out, lse, line, groups, **how)]
+  if merges > 1:
+    how["interpret"] = INTERPRET
+    results.append(mosaic_merge.merge_items(out, lse, line, groups, **how))
+  return groups, *results
 
 
 @pytest.mark.parametrize(
@@ -214,7 +217,7 @@ def test_interpreted_kernel_is_the_reference(heads, kv_heads, page_size, tokens,
     batch=len(tokens), heads=heads, kv_heads=kv_heads, head_dim=64, page_size=page_size
   )
   operands = _batch(args, tokens)
-  *_, got = _interpreted(operands, blocks=blocks)
+  _, got = _interpreted(operands, blocks=blocks, merges=1)
   _assert_close(got, reference.attend(*operands))
 
 
@@ -256,8 +259,6 @@ def _share(operands, pairs):
     (32, 4, [80, 0, 70, 90], 3, [(0, 2, 3), (0, 3, 2)], [0, 1, 0, 3]),
     # Four to a product; one of them has nothing of its own.
     slow(9, 3, [64, 90, 70, 16, 75], 4, [(0, 1, 4), (0, 2, 4), (0, 4, 4)], [0, 0, 0, 3, 0]),
-    # Two groups, and a row that shares too little with either.
-    slow(24, 8, [50, 80, 60, 70, 40], 5, [(0, 2, 3), (1, 3, 2), (1, 4, 1)], [0, 1, 0, 1, 4]),
   ],
 )
 def test_rows_that_share_pages_read_them_together(
@@ -291,7 +292,7 @@ def _prefix_trees(draw):
   return np.array(tables, np.int32), np.array(tokens, np.int32), page_size
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=30, deadline=None)
 @hypothesis.given(batch=_prefix_trees(), width=st.integers(2, 4), blocks=st.integers(1, 40))
 def test_groups_read_only_what_all_of_them_have_and_every_tile_is_read_once(batch, width, blocks):
   table, tokens, page_size = batch
