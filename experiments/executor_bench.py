@@ -75,7 +75,7 @@ _TINY = BenchConfig(
 def main(args: flags.Args) -> None:
   """Runs the experiment."""
   on_gpu = jax.default_backend() == "gpu"
-  config = args.config(BenchConfig) if on_gpu else _TINY
+  config = args.config(BenchConfig, base=None if on_gpu else _TINY)
   with flags.usage_errors():
     out = run_folder.open_run(args.out, {"bench": config, "seed": config.seed})
   if not on_gpu:

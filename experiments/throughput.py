@@ -120,7 +120,8 @@ def main(args: flags.Args) -> None:
     facts = {"workload": workload.name, "shape": shape}
     folder = PointsFolder(args.out, {"bench": config, **facts})
   run_folder.say(f"{len(folder.rows)} points are there")
-  measured: dict[str, Any] = {"not_reached": [], "t_ref_s": None, "costs": {}}
+  known_s = throughput_folder.reference_ttft_s(folder.rows)
+  measured: dict[str, Any] = {"not_reached": [], "t_ref_s": known_s, "costs": {}}
   if not folder.rows or any(next(_points(args, folder, turn), None) for turn in turns):
     params = jax.block_until_ready(random.random_params(model, args.seed))
     bench = Bench(config, params, workload, contenders)

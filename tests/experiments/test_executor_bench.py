@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from experiments import executor_bench
+from experiments import executor_bench, flags
 from experiments.executor_bench import FLAGS, BenchConfig, main
 
 
@@ -23,6 +23,11 @@ def test_flops_and_bytes_of_a_known_model():
   bench._model = executor_bench.config_lib.MODELS["llama31_8b"]
   assert bench._weight_bytes() == pytest.approx(2 * 7.5e9, rel=0.01)
   assert bench._flops(1) == pytest.approx(2 * 6.98e9, rel=0.01)
+
+
+def test_an_unknown_model_is_refused_on_any_device(tmp_path):
+  with pytest.raises(flags.UsageError, match="--model: expected one of"):
+    main(FLAGS.parse(["--model=gpt", f"--out={tmp_path}"]))
 
 
 def test_an_unknown_model_is_refused():

@@ -73,7 +73,8 @@ def test_points_are_warm_on_the_host_and_a_second_run_adds_what_is_missing(tmp_p
     assert all(s["host_launch_s"] > 0 for s in steps if s["prefill_requests"])
   assert rows[1]["load_io"] == "device_put"
   before = (out / "points.jsonl").read_text()
-  _, again = _run(capsys, out, *_TWO)
+  nothing, again = _run(capsys, out, *_TWO)
+  assert nothing["t_ref_s"] == summary["t_ref_s"]
   assert (out / "points.jsonl").read_text() == before
   summary, more = _run(capsys, out, *_TWO, "--repeats=2")
   assert more[:2] == again
