@@ -202,8 +202,9 @@ def run_scenario(
   config: SchedulerConfig | None = None,
   bounded: bool = True,
   seed: int = 0,
+  costs: views.Costs = views.Costs(),
 ) -> ToySystem:
-  """Runs a scenario, then lets it drain; returns the system.
+  """Runs a scenario, then lets it drain; returns the system. `costs` are shown to the policy.
 
   Raises:
     AssertionError: a plan could not be carried out, requests were lost, or waiting exceeded the
@@ -214,6 +215,7 @@ def run_scenario(
     TOY_BUDGETS,
     device_pages=scenario.device_pages,
     load_tokens_per_round=scenario.load_tokens_per_round,
+    costs=costs,
   )
   rng = random.Random(seed)
   added = 0

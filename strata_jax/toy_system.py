@@ -116,7 +116,10 @@ class ToySystem:
         self._chains[key] = [self._new_node(tokens, len(key))]
       nodes.extend(self._chains[key])
     if cached:
+      computed = self._producers()
       for node in nodes:
+        if node.node_id in computed:  # nobody has it yet, nor what comes after it
+          break
         node.host = True
         node.on_device = node.on_device or cached == "device"
     self.live[request.request_id] = _Live(request, self._next_order, nodes)

@@ -16,8 +16,8 @@ def small_prefills(round_: Round) -> None:
   """Holds back fewer than `gather_requests` until `gather_steps` decode steps after the last pass.
 
   Only those who would compute for less than a decode step takes: there is little to gain beside
-  longer ones. Nobody is held who is urgent or prefills already, who loads beside its compute, or
-  whom others wait for.
+  longer ones. Nobody is held who is urgent or prefills already, who loads beside its compute, whom
+  others wait for, or whose room among the parked is given to others.
   """
   config, view = round_.config, round_.view
   if not round_.decode or round_.preempt or round_.deferred:
@@ -38,10 +38,22 @@ def small_prefills(round_: Round) -> None:
       request = waiting.get(request_id)
       if loads or request is None or round_.is_urgent(request):
         return
-    if _compute_s(round_, ready) >= view.costs.decode_step_s:
+    if _compute_s(round_, ready) >= view.costs.decode_step_s or not _may_stay(round_):
       return
     round_.hold_back([entry.request_id for entry in ready])
   round_.gather_steps_left = steps_left
+
+
+def _may_stay(round_: Round) -> bool:
+  """Whether the resumed can stay parked beside those who join: all of it is a step's work."""
+  parked, budgets, joining = round_.view.parked, round_.view.budgets, set(round_.park)
+  if parked is None or not round_.resume:
+    return True
+  tokens = sum(end - start for one, _, start, end in round_.entries if one in joining)
+  return (
+    len(parked.request_ids) + len(joining) <= budgets.batch_requests
+    and parked.compute_tokens + tokens <= budgets.step_tokens
+  )
 
 
 def _compute_s(round_: Round, ready: list) -> float:

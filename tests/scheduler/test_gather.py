@@ -60,6 +60,18 @@ def test_those_whose_loads_have_come_are_counted_and_wait_too(others, resumed):
   assert (plan.resume, admitted(plan)) == (resumed, [0, 1] if resumed else [])
 
 
+@pytest.mark.parametrize("least", [{"batch_requests": 3}, {"step_tokens": 90}])
+def test_the_resumed_do_not_wait_where_others_took_their_room_among_the_parked(least):
+  loads = PARKED._replace(request_id=8, load_tokens_left=20_000)
+  joins = waits(5, (50, 40_000, "host"), tail=10)
+  more = {"running": (PARKED, loads), "parked": ParkedView((7, 8), 20_000, 80)}
+  plan = _plan(joins, **more, budgets=budgets(**least))
+  assert (plan.park, plan.resume) == ((5,), ())
+  ((name, value),) = least.items()
+  plan = _plan(joins, **more, budgets=budgets(**{name: value - 1}))
+  assert (plan.park, plan.resume) == ((5,), (7,))
+
+
 def test_loads_begin_while_prefills_wait():
   loads = waits(5, (50, 40_000, "host"), tail=10)
   plan = _plan(HITS[0], loads, config=dataclasses.replace(CONFIG, max_bypasses=1))
