@@ -159,7 +159,8 @@ class _Run:
         continue
       for event in self.executor.wait(None if until_s is None else until_s + self.zero_s):
         self._event(event)
-        if isinstance(event, SpillHanded | SpillDone):  # no plan is another one for these
+        if isinstance(event, SpillHanded | SpillDone):  # nothing can be started for these
+          self.plan_wanted = self.plan_wanted or self.planned is not None  # but views show them
           continue
         self.idle_rounds = 0
         if not isinstance(event, StepDone) or self.planned is None:
