@@ -17,6 +17,7 @@ def make_executor(
   context=512,
   prefill_rows=(1,),
   chunks=CHUNKS,
+  joint_tokens=0,
   **options,
 ):
   page_layout = config.page_layout(page_size)
@@ -32,6 +33,7 @@ def make_executor(
       transfer_pages=(8, 64),
       table_pages=-(-context // page_size),
       prefill_rows=prefill_rows,
+      joint_tokens=joint_tokens,
     ),
     **options,
   )

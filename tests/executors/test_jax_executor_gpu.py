@@ -138,3 +138,35 @@ def check_round_trips(drive, page_size):
   assert executor.recompiles == 0
   assert device_tier.buffer_pointers(executor.device_pool) == at
   assert executor.host_pool.unsafe_buffer_pointer() == host_at
+
+
+@pytest.mark.parametrize("layers_per_program", [1, 4])
+def test_one_pass_computes_the_kv_that_prefills_and_decodes_apart_compute(layers_per_program):
+  """Two rows of the decode batch share most of their context, which is read once for both."""
+  page_size, shared = 16, 400
+  pages = driver.pages(TOKENS, page_size)
+  slots = np.random.default_rng(1).permutation(4 * pages).reshape(4, pages)
+  whole = shared // page_size
+  slots[1, :whole] = slots[0, :whole]
+  questions = prompt(3)[:40]
+  got = {}
+  for joint_tokens in (0, 256):
+    drive = make_driver(page_size, layers_per_program=layers_per_program, joint_tokens=joint_tokens)
+    executor = drive.executor
+    executor.warmup()
+    for request_id in range(4):
+      executor.register(request_id, protocol.SamplingParams(), None)
+    for row in (0, 1, 2):
+      drive.prefill(row, prompt(row // 2), slots[row], start=shared if row == 1 else 0)
+    work = protocol.PrefillWork(
+      request_id=3, token_ids=np.array(questions, np.int32), start=0,
+      page_table=slots[3][: driver.pages(len(questions), page_size)].astype(np.int32), samples=True,
+    )  # fmt: skip
+    decodes = tuple(drive.decode_work(row, 7 + row, TOKENS - 30, slots[row]) for row in (0, 1, 2))
+    (done,) = drive.step(prefills=(work,), decodes=decodes, decode_steps=1)
+    assert done.joint == bool(joint_tokens)
+    assert executor.recompiles == 0
+    used = np.concatenate([slots[row][: driver.pages(TOKENS - 29, page_size)] for row in (0, 1, 2)])
+    read = np.concatenate([used, work.page_table])
+    got[joint_tokens] = device_tier.read_pages(executor.device_pool, read).astype(np.float32)
+  np.testing.assert_allclose(got[0], got[256], atol=0.12, rtol=0.05)
