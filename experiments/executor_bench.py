@@ -25,9 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import flags, run_folder
+from experiments import flags, model_bench, run_folder
 from strata_jax import config as config_lib
-from strata_jax import validation
 from strata_jax.executors import jax_executor, protocol
 from strata_jax.executors.buckets import Buckets
 from strata_jax.models import build, random
@@ -55,10 +54,7 @@ class BenchConfig:
   seed: int = 0  # of weights, prompts and slots
 
   def __post_init__(self) -> None:
-    validation.check_choice(self, "model", tuple(config_lib.MODELS))
-    for field in dataclasses.fields(self):
-      if field.type is int and field.name != "seed":
-        validation.check_int(self, field.name, minimum=1)
+    model_bench.check(self)
 
 
 FLAGS = flags.FlagSet("Measures the JAX executor: prefill, decode, loads beside them.")
@@ -74,12 +70,7 @@ _TINY = BenchConfig(
 
 def main(args: flags.Args) -> None:
   """Runs the experiment."""
-  on_gpu = jax.default_backend() == "gpu"
-  config = args.config(BenchConfig, base=None if on_gpu else _TINY)
-  with flags.usage_errors():
-    out = run_folder.open_run(args.out, {"bench": config, "seed": config.seed})
-  if not on_gpu:
-    run_folder.say("No GPU: a tiny model runs, its times mean nothing.")
+  config, out = model_bench.begin(args, "bench", BenchConfig, _TINY)
   run_folder.finish(out, measure(config))
 
 

@@ -21,7 +21,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import executor_flags, flags, run_folder, trace_events, trace_profile
+from experiments import (
+  executor_flags,
+  flags,
+  model_bench,
+  run_folder,
+  trace_events,
+  trace_profile,
+)
 from strata_jax import config as config_lib
 from strata_jax import validation
 from strata_jax.executors import buckets as buckets_lib
@@ -53,10 +60,7 @@ class StepBenchConfig:
   seed: int = 0  # of weights, prompts and slots
 
   def __post_init__(self) -> None:
-    validation.check_choice(self, "model", tuple(config_lib.MODELS))
-    for field in dataclasses.fields(self):
-      if field.type is int and field.name != "seed":
-        validation.check_int(self, field.name, minimum=1)
+    model_bench.check(self)
     if max(self.decodes) > self.running_requests:
       validation.fail(self, "decodes", f"at most running_requests {self.running_requests}",
                       self.decodes)  # fmt: skip
@@ -75,12 +79,7 @@ _TINY = StepBenchConfig(
 
 def main(args: flags.Args) -> None:
   """Runs the experiment."""
-  on_gpu = jax.default_backend() == "gpu"
-  config = args.config(StepBenchConfig, base=None if on_gpu else _TINY)
-  with flags.usage_errors():
-    out = run_folder.open_run(args.out, {"bench": config, "seed": config.seed})
-  if not on_gpu:
-    run_folder.say("No GPU: a tiny model runs, its times mean nothing.")
+  config, out = model_bench.begin(args, "bench", StepBenchConfig, _TINY)
   params = jax.block_until_ready(random.random_params(config_lib.MODELS[config.model], config.seed))
   rows = []
   for attention, joint in itertools.product(config.attentions, config.joint_tokens):

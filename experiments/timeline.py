@@ -25,6 +25,7 @@ import jax
 
 from experiments import (
   flags,
+  model_bench,
   run_folder,
   timeline_plot,
   timeline_scenarios,
@@ -56,12 +57,8 @@ def main(args: flags.Args) -> None:
   if args.from_profile is not None:
     run_folder.finish(*_from_profile(args))
     return
-  on_gpu = jax.default_backend() == "gpu"
-  config = args.config(TimelineConfig, base=None if on_gpu else TINY)
+  config, out = model_bench.begin(args, "timeline", TimelineConfig, TINY)
   with flags.usage_errors():
-    out = run_folder.open_run(args.out, {"timeline": config, "seed": config.seed})
-    if not on_gpu:
-      run_folder.say("No GPU: a tiny model runs, its times mean nothing.")
     params = random.random_params(config_lib.MODELS[config.model], config.seed)
     scenarios = timeline_scenarios.make(config, jax.block_until_ready(params))
   for scenario in scenarios:
@@ -73,7 +70,7 @@ def main(args: flags.Args) -> None:
   if len(profile) > _LARGE_BYTES:
     run_folder.say("that is large: fewer --steps, --copied_steps or --load_tokens make it smaller")
   raws = trace_profile.read(out / "profile.xplane.pb.gz")
-  if on_gpu and not trace_profile.has_gpu(raws):
+  if jax.default_backend() == "gpu" and not trace_profile.has_gpu(raws):
     run_folder.say(
       "the profile knows nothing of the GPU: CUPTI is missing, or may not be used here"
     )

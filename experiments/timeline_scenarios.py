@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from experiments import trace_profile
+from experiments import model_bench, trace_profile
 from strata_jax import config as config_lib
 from strata_jax import serving_loop, validation
 from strata_jax.cache_controller import CacheController
@@ -49,10 +49,7 @@ class TimelineConfig:
   seed: int = 0  # of weights, prompts and slots
 
   def __post_init__(self) -> None:
-    validation.check_choice(self, "model", tuple(config_lib.MODELS))
-    for field in dataclasses.fields(self):
-      if field.type is int and field.name != "seed":
-        validation.check_int(self, field.name, minimum=1)
+    model_bench.check(self)
     validation.check_int(self, "documents", minimum=2)
     for name in self.scenarios:
       if name not in OTHERS and name.count("/") != 1:

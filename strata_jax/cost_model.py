@@ -29,9 +29,9 @@ BACKENDS = (
   "none", "kernel", "copy_engine", "memcpy_async", "memcpy_batch", "device_put", "auto",
 )  # fmt: skip
 OVERLAPS = ("none", "whole", "layer")
-# Blocks of the kernel by direction: few ones fill the link already.
 # `auto` loads fragments of so many bytes and more by copies of the driver, not by the kernel.
 DRIVER_FRAGMENT_BYTES = 128 << 10
+# Blocks of the kernel by direction: few ones fill the link already.
 LOAD_BLOCKS, STORE_BLOCKS, UNCAPPED_BLOCKS = 2, 1, 8
 
 

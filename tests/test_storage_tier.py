@@ -455,17 +455,22 @@ def test_reads_that_come_in_another_order_are_kept():
   assert harness.prefetch(waits)[:2] == (32, 32)
 
 
-def test_a_prefetch_that_counted_on_a_backup_reads_what_it_lost():
-  """Its first pages were on their way from the device to the host when it was looked up."""
+def waiting_behind_a_backup() -> tuple[StorageHarness, int]:
+  """Who shares three pages that are under way from the device to the host; all are stored."""
   harness = StorageHarness(store=filled(8), device_pages=9, storage={"writes": False})
   first = harness.add(prompt(3))
-  harness.look_ups.clear()
   harness.prefill(first)
   harness.step_done()
   harness.finish(first)
-  harness.flush()  # the backup is under way
+  harness.flush()
   waits = harness.add(prompt(8))
   harness.start()
+  return harness, waits
+
+
+def test_a_prefetch_that_counted_on_a_backup_reads_what_it_lost():
+  harness, waits = waiting_behind_a_backup()
+  harness.look_ups.pop(0)  # nobody waits for that of the first one
   harness.look_up_done()
   harness.start()
   harness.backup_done(ok=False)
@@ -479,14 +484,7 @@ def test_a_prefetch_that_counted_on_a_backup_reads_what_it_lost():
 
 
 def test_what_is_read_before_the_backup_above_it_ends_is_seen_as_it_is():
-  harness = StorageHarness(store=filled(8), device_pages=9, storage={"writes": False})
-  first = harness.add(prompt(3))
-  harness.prefill(first)
-  harness.step_done()
-  harness.finish(first)
-  harness.flush()  # the backup is under way
-  waits = harness.add(prompt(8))
-  harness.start()
+  harness, waits = waiting_behind_a_backup()
   while harness.look_ups:
     harness.look_up_done()
   harness.start()

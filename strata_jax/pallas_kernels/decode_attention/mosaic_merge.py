@@ -23,20 +23,7 @@ def merge_items(
   dtype: jax.typing.DTypeLike,
   interpret: plgpu.InterpretGPUParams | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Attention over all parts of what a row attends to alone and with its group.
-
-  Args:
-    out: float32 [items, most_parts, rows, D] with D 64 or 128, normalised over a part.
-    lse: float32 [items, most_parts, rows].
-    line: the items.
-    groups: of the B rows.
-    heads: of a row.
-    dtype: of the result.
-    interpret: runs it on a CPU.
-
-  Returns:
-    [B, heads, D] and float32 [B, heads]: 0 and `merge.NOTHING` for rows without tokens.
-  """
+  """See `merge.merge_items`; D is 64 or 128, and `interpret` runs it on a CPU."""
   items, _, rows, head_dim = out.shape
   batch, padded = len(groups.leaders), tiles.padded_heads(heads)
   width = _LANES // head_dim  # heads that a thread block merges, side by side

@@ -1,0 +1,34 @@
+"""What programs that time the executor share: checks of sizes, and a tiny model without a GPU."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+
+from experiments import flags, run_folder
+from strata_jax import config as config_lib
+from strata_jax import validation
+
+
+def check(config: Any) -> None:
+  """Raises ValueError: a model that is no preset, or an integer below 1 that is no seed."""
+  validation.check_choice(config, "model", tuple(config_lib.MODELS))
+  for field in dataclasses.fields(config):
+    if field.type is int and field.name != "seed":
+      validation.check_int(config, field.name, minimum=1)
+
+
+def begin(args: flags.Args, name: str, config_class: type, tiny: Any) -> tuple[Any, pathlib.Path]:
+  """The config, without a GPU on top of a tiny one, and the folder of the run, which notes it.
+
+  Raises:
+    UsageError: a flag that the config refuses, or a folder that cannot be made.
+  """
+  on_gpu = jax.default_backend() == "gpu"
+  config = args.config(config_class, base=None if on_gpu else tiny)
+  with flags.usage_errors():
+    out = run_folder.open_run(args.out, {name: config, "seed": config.seed})
+  if not on_gpu:
+    run_folder.say("No GPU: a tiny model runs, its times mean nothing.")
+  return config, out
