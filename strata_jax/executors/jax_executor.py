@@ -548,7 +548,7 @@ class JaxExecutor:
 
   def _warm_joint(self, shapes: Sequence[tuple[int, int]]) -> Sequence[jax.Array]:
     batches = [self._inputs.padding(*shape).batch for shape in shapes]
-    xs, self._device = self._stack.warm_joint(self._device, batches)
+    xs, self._device = self._stack.run_joint(self._device, batches, warms=True)
     return xs
 
   def _no_pages(self) -> layer_stack.LoadLists:

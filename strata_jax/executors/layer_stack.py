@@ -114,10 +114,20 @@ class LayerStack:
     return xs, tuple(now)
 
   def run_joint(
-    self, pools: io_backend.DevicePool, batches: Sequence[Batch]
+    self, pools: io_backend.DevicePool, batches: Sequence[Batch], *, warms: bool = False
   ) -> tuple[list[jax.Array], io_backend.DevicePool]:
-    """Computes batches in one pass, with nothing beside it; see `programs.joint_layers`."""
-    return self._run_joint(pools, batches, self._groups)
+    """Computes batches in one pass, with nothing beside it; see `programs.joint_layers`.
+
+    `warms`: it is to compile what `warm` does not for each batch; a group of each size will do.
+    """
+    xs = tuple(programs.embed(self._params.embedding, batch.token_ids) for batch in batches)
+    wheres = tuple((batch.table, batch.starts, batch.lengths) for batch in batches)
+    now = list(pools)
+    for group in self._group_sizes(pools) if warms else self._groups:
+      xs, now[group] = programs.joint_layers(
+        self._params.layers[group], xs, tuple(now[group]), wheres, **self._how
+      )
+    return list(xs), tuple(now)
 
   def _run_groups(
     self, xs: list[jax.Array], pools: io_backend.DevicePool, batches: Sequence[Batch]
@@ -176,24 +186,6 @@ class LayerStack:
     programs.marker(x)
     programs.marker(first)
     return x, (first, *others)
-
-  def warm_joint(
-    self, pools: io_backend.DevicePool, batches: Sequence[Batch]
-  ) -> tuple[list[jax.Array], io_backend.DevicePool]:
-    """Compiles what `run_joint` needs for these shapes, beside what `warm` compiles for each."""
-    return self._run_joint(pools, batches, self._group_sizes(pools))
-
-  def _run_joint(
-    self, pools: io_backend.DevicePool, batches: Sequence[Batch], groups: Sequence[slice]
-  ) -> tuple[list[jax.Array], io_backend.DevicePool]:
-    xs = tuple(programs.embed(self._params.embedding, batch.token_ids) for batch in batches)
-    wheres = tuple((batch.table, batch.starts, batch.lengths) for batch in batches)
-    now = list(pools)
-    for group in groups:
-      xs, now[group] = programs.joint_layers(
-        self._params.layers[group], xs, tuple(now[group]), wheres, **self._how
-      )
-    return list(xs), tuple(now)
 
   def _group_sizes(self, pools: io_backend.DevicePool) -> Sequence[slice]:
     """A group of each size."""
