@@ -8,7 +8,7 @@ import pytest
 from strata_jax import serving_loop
 from strata_jax.cache_controller import CacheController
 from strata_jax.config import CacheConfig, ServingConfig
-from strata_jax.executors.protocol import StepDone
+from strata_jax.executors.protocol import SpillDone, StepDone
 from strata_jax.scheduler.policies import make_policy
 from strata_jax.scheduler.views import StepPlan
 from strata_jax.workloads.request import Request
@@ -173,3 +173,27 @@ def test_a_foreseen_step_must_bring_its_tokens():
   h.controller.foresee()
   with pytest.raises(ValueError, match="expected one token of request 0"):
     h.controller.complete(StepDone(step_id=0, started_s=0.0, at_s=0.0, tokens={}), 0.0)
+
+
+def test_a_spill_that_ends_during_a_step_renews_the_plan(monkeypatch):
+  """No spill starts a step, but views say what storage has."""
+  take_in = serving_loop._Run._event
+  monkeypatch.setattr(
+    serving_loop._Run,
+    "_event",
+    lambda run, event: None if isinstance(event, SpillDone) else take_in(run, event),
+  )
+  plans = []  # made when a spill ended, and when that was taken in
+
+  class Spilling(_Busy):
+    def wait(self, until_s):
+      if len(plans) == 1:
+        plans.append(len(self.planned_busy))
+      if not plans and self._busy and self.planned_busy[-1]:
+        plans.append(len(self.planned_busy))
+        return [SpillDone(0, self.now_s(), True)]
+      return super().wait(until_s)
+
+  monkeypatch.setitem(globals(), "_Busy", Spilling)
+  _serve(_mixed(5))
+  assert plans[1] == plans[0] + 1
