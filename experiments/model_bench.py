@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from experiments import flags, run_folder
+from experiments import flags, run_folder, serve_setup
 from strata_jax import config as config_lib
 from strata_jax import validation
 
@@ -25,6 +25,7 @@ def begin(args: flags.Args, name: str, config_class: type, tiny: Any) -> tuple[A
   Raises:
     UsageError: a flag that the config refuses, or a folder that cannot be made.
   """
+  serve_setup.share_the_interpreter()
   on_gpu = jax.default_backend() == "gpu"
   config = args.config(config_class, base=None if on_gpu else tiny)
   with flags.usage_errors():

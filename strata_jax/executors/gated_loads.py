@@ -8,7 +8,7 @@ stream is made to wait for the copies of layer l, once they have been submitted.
 
 import queue
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,13 +19,26 @@ from strata_jax.tiers import cuda_copies
 
 _TIMING = 0  # cudaEventDefault
 _NO_TIMING = 2  # cudaEventDisableTiming
+_NOT_READY = 600  # cudaErrorNotReady
 BACKENDS = fragment_copies.BACKENDS
 
-Gate = Callable[[int, jax.Array], jax.Array]
+
+class Gate(NamedTuple):
+  """Of one load.
+
+  Attributes:
+    hold: is handed a layer and its pool, donated, and returns the pool: whatever is launched from
+      then on runs behind the loads up to this layer. To be called in the order of the layers, for
+      the first and the last of them at least.
+    is_loaded: whether the copies up to a layer are done: then its gate holds nothing up.
+  """
+
+  hold: Callable[[int, jax.Array], jax.Array]
+  is_loaded: Callable[[int], bool]
 
 
 class GatedLoads:
-  """Makes gates: functions of a layer and its pool that return the pool, loaded."""
+  """Begins loads, one at a time, each with a gate."""
 
   def __init__(self, copies: fragment_copies.FragmentCopies) -> None:
     """Makes a stream and an event a layer for copies between pools that never move."""
@@ -37,6 +50,7 @@ class GatedLoads:
     ]
     self._events = events(_NO_TIMING)
     self._reached, self._passed = events(_TIMING), events(_TIMING)
+    self._held: list[int] = []  # layers of the last load that had a gate
     self._actions: queue.SimpleQueue[Callable[[int], None]] = queue.SimpleQueue()
     self._program = jax.jit(self._gated, donate_argnums=0)
     jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -44,8 +58,10 @@ class GatedLoads:
     workers.start(self, _work, jobs)
 
   def begin(self, host_slots: np.ndarray, device_slots: np.ndarray) -> Gate:
-    """The gate of one load, int32 [pages] both; to be called for every layer, in order."""
+    """The gate of one load, int32 [pages] both; its first layer's starts the copies."""
     submitted: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()  # a layer each
+    self._held = held = []
+    known = 0  # layers that were taken from `submitted`
 
     def submit() -> None:
       try:
@@ -58,27 +74,37 @@ class GatedLoads:
         submitted.put(error)
 
     def act(layer: int, stream: int) -> None:
+      nonlocal known
       self._call("cudaEventRecord", self._reached[layer], stream)
       if layer == 0:  # the pages that are written may still be read, those read just be written
         self._side.wait_for(stream)
         self._jobs.put(submit)
-      error = submitted.get()
-      if error is not None:
-        submitted.put(error)  # for the layers that follow, whose copies nobody submits
-        raise error
+      while known <= layer:
+        error = submitted.get()
+        if error is not None:
+          submitted.put(error)  # for the layers that follow, whose copies nobody submits
+          raise error
+        known += 1
       self._call("cudaStreamWaitEvent", stream, self._events[layer], 0)
       self._call("cudaEventRecord", self._passed[layer], stream)
 
-    def gate(layer: int, pool: jax.Array) -> jax.Array:
+    def hold(layer: int, pool: jax.Array) -> jax.Array:
+      held.append(layer)
       self._actions.put(lambda stream: act(layer, stream))
       return self._program(pool)
 
-    return gate
+    def is_loaded(layer: int) -> bool:
+      return known + submitted.qsize() > layer and self._is_over(self._events[layer])
+
+    return Gate(hold, is_loaded)
 
   def stalled_s(self) -> float:
     """How long the compute stood at the gates of the last load, once it has passed them all."""
-    pairs = zip(self._reached, self._passed, strict=True)
-    return sum(self._call("cudaEventElapsedTime", *pair)[0] for pair in pairs) / 1e3
+    stood = (
+      self._call("cudaEventElapsedTime", self._reached[layer], self._passed[layer])[0]
+      for layer in self._held
+    )
+    return sum(stood) / 1e3
 
   def warm(self, pool: jax.Array) -> jax.Array:
     """Compiles the gate; the pool is donated."""
@@ -96,6 +122,12 @@ class GatedLoads:
       input_output_aliases={0: 0},
       has_side_effect=True,
     )(pool)
+
+  def _is_over(self, event: Any) -> bool:
+    (code,) = self._runtime.cudaEventQuery(event)
+    if int(code) not in (0, _NOT_READY):
+      raise RuntimeError(f"cudaEventQuery: CUDA error {int(code)}")
+    return not int(code)
 
   def _call(self, name: str, *args: Any) -> list[Any]:
     code, *results = getattr(self._runtime, name)(*args)

@@ -92,8 +92,8 @@ class JaxExecutor:
       store_io: that of stores, if it is another one than that of loads.
       attention: the implementation of attention by name; auto: the fastest that can be.
       overlap: how loads overlap compute; auto: by layer on a GPU if the back end can, else whole.
-      layers_per_program: layers that one program computes where nothing is loaded beside them: more
-        take less time to launch and more to compile.
+      layers_per_program: layers that one program computes where nothing is loaded beside them, or
+        what is loaded into them is there: more take less time to launch and more to compile.
       store: of the storage tier, with pages as large as the layout's; stays the caller's. With one,
         `close` has to be called before the executor is given up.
       pools: of an executor that was given up, see `take_pools`, instead of new ones, which take

@@ -1,13 +1,13 @@
 """A model on its device: batches go through all layers, loads beside them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from strata_jax import config as config_lib
-from strata_jax.executors import programs
+from strata_jax.executors import gated_loads, programs
 from strata_jax.models import llama
 from strata_jax.tiers import io_backend
 
@@ -43,13 +43,14 @@ class LayerStack:
       params: its weights.
       attention: an implementation by name.
       device: where all of it runs.
-      layers_per_program: layers that one program computes where nothing is loaded beside them.
+      layers_per_program: layers that one program computes where nothing is loaded beside them, or
+        what is loaded into them is there when they are launched.
     """
     self._config = config
     self._params = jax.device_put(params, device)
     firsts = range(0, config.num_layers, layers_per_program)
     self._groups = tuple(slice(first, first + layers_per_program) for first in firsts)
-    self._by_groups = layers_per_program > 1
+    self._group_layers = layers_per_program
     self._how = {"config": config, "implementation": attention}
     self._layer_ids = jax.device_put(
       tuple(np.int32(index) for index in range(config.num_layers)), device
@@ -76,7 +77,7 @@ class LayerStack:
     *,
     host: io_backend.HostPool | None = None,
     lists: Sequence[LoadLists] = (),
-    gate: Callable[[int, jax.Array], jax.Array] | None = None,
+    gate: gated_loads.Gate | None = None,
     reached: Callable[[int, jax.Array], None] | None = None,
   ) -> tuple[list[jax.Array], io_backend.DevicePool]:
     """Computes all batches layer by layer, each layer in the order of the batches.
@@ -86,31 +87,31 @@ class LayerStack:
       batches: what to compute; a later one may attend to what an earlier one writes.
       host: the host pool, if there are lists.
       lists: what to load into layer l + 1 while layer l is computed, for each batch.
-      gate: is handed each layer and its pool before the compute, and returns the pool.
-      reached: is handed each layer and its pool once its loads are launched.
+      gate: keeps layers behind their loads.
+      reached: is handed each layer and a pool that is ready once its loads are done.
 
     Returns:
       Hidden states [B, T, hidden] of each batch, and the pools.
     """
     xs: list[jax.Array] = [programs.embed(self._params.embedding, b.token_ids) for b in batches]
-    if reached is None and self._by_groups:
-      return self._run_groups(xs, pools, batches)
     now = list(pools)
     last = len(now) - 1
-    for index, params in enumerate(self._params.layers):
+    for group in self._programs(gate, by_layer=bool(lists)):
+      end = group.stop - 1
       if gate is not None:
-        now[index] = gate(index, now[index])
+        now[end] = gate.hold(end, now[end])
       if reached is not None:
-        reached(index, now[index])
+        for index in range(group.start, group.stop):
+          reached(index, now[end])
       for at, batch in enumerate(batches):
         where = (batch.table, batch.starts, batch.lengths)
-        if host is not None and lists and index < last:
-          xs[at], now[index], now[index + 1] = self._layer_and_load(
-            params, xs[at], now[index], now[index + 1], host, self._layer_ids[index + 1],
-            lists[at], *where, **self._how,
+        if host is not None and lists and end < last:
+          xs[at], now[end], now[end + 1] = self._layer_and_load(
+            self._params.layers[end], xs[at], now[end], now[end + 1], host,
+            self._layer_ids[end + 1], lists[at], *where, **self._how,
           )  # fmt: skip
         else:
-          xs[at], now[index] = programs.layer(params, xs[at], now[index], *where, **self._how)
+          xs[at], now[group] = self._compute(group, xs[at], now[group], where)
     return xs, tuple(now)
 
   def run_joint(
@@ -129,18 +130,28 @@ class LayerStack:
       )
     return list(xs), tuple(now)
 
-  def _run_groups(
-    self, xs: list[jax.Array], pools: io_backend.DevicePool, batches: Sequence[Batch]
-  ) -> tuple[list[jax.Array], io_backend.DevicePool]:
-    """`run` with nothing beside it."""
-    now = list(pools)
-    for group in self._groups:
-      for at, batch in enumerate(batches):
-        where = (batch.table, batch.starts, batch.lengths)
-        xs[at], now[group] = programs.layers(
-          self._params.layers[group], xs[at], tuple(now[group]), *where, **self._how
-        )
-    return xs, tuple(now)
+  def _programs(self, gate: gated_loads.Gate | None, *, by_layer: bool) -> Iterator[slice]:
+    """The layers of each program, to be launched as it is named."""
+    if gate is None and not by_layer:
+      yield from self._groups
+      return
+    first, layers = 0, self._config.num_layers
+    while first < layers:
+      many = first + self._group_layers
+      is_there = gate is not None and many <= layers and gate.is_loaded(many - 1)
+      group = slice(first, many if is_there else first + 1)
+      yield group
+      first = group.stop
+
+  def _compute(
+    self, group: slice, x: jax.Array, pools: Sequence[jax.Array], where: programs.Where
+  ) -> tuple[jax.Array, Sequence[jax.Array]]:
+    """Some layers in one program."""
+    params = self._params.layers[group]
+    if len(params) > 1:
+      return programs.layers(params, x, tuple(pools), *where, **self._how)
+    x, pool = programs.layer(*params, x, *pools, *where, **self._how)
+    return x, (pool,)
 
   def head(
     self, x: jax.Array, lengths: jax.Array, draws: tuple[jax.Array, jax.Array, jax.Array]
@@ -170,12 +181,9 @@ class LayerStack:
     where = (batch.table, batch.starts, batch.lengths)
     x = programs.embed(self._params.embedding, batch.token_ids)
     now = list(pools)
-    for group in self._group_sizes(pools) if self._by_groups else ():
-      x, now[group] = programs.layers(
-        self._params.layers[group], x, tuple(now[group]), *where, **self._how
-      )
+    for group in (*self._group_sizes(pools), slice(1)):
+      x, now[group] = self._compute(group, x, now[group], where)
     first, *others = now
-    x, first = programs.layer(params, x, first, *where, **self._how)
     if nothing is not None and host is not None:
       first, *others = self.load_first((first, *others), host, [nothing])
       if others:

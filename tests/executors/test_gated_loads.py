@@ -1,5 +1,6 @@
 """The copies that gates ask for, carried out on the CPU, and the order of events."""
 
+import threading
 import time
 
 import jax
@@ -25,6 +26,7 @@ class Runtime:
     self.calls = []
     self.events = 0
     self.times_s = {}
+    self.unfinished = set()  # events whose copies are under way
 
   def cudaEventCreateWithFlags(self, flags):
     self.events += 1
@@ -38,6 +40,9 @@ class Runtime:
 
   def cudaEventElapsedTime(self, start, end):
     return 0, (self.times_s[end] - self.times_s[start]) * 1e3
+
+  def cudaEventQuery(self, event):
+    return (600 if event in self.unfinished else 0,)
 
   def cudaStreamWaitEvent(self, stream, event, flags):
     self.calls.append(("wait", event))
@@ -68,7 +73,7 @@ def test_every_layer_waits_for_its_own_copies(runtime, backend):
   for slots in (([1, 6], [8, 0]), ([2], [4])):
     host_slots, device_slots = (np.array(side, np.int32) for side in slots)
     gate = gated.begin(host_slots, device_slots)
-    pools = tuple(jax.block_until_ready(gate(layer, pool)) for layer, pool in enumerate(pools))
+    pools = tuple(jax.block_until_ready(gate.hold(layer, pool)) for layer, pool in enumerate(pools))
     np.testing.assert_array_equal(
       device.read_pages(pools, device_slots).view(np.uint8),
       host.read_pages(host_pool, host_slots).view(np.uint8),
@@ -89,12 +94,47 @@ def test_copies_are_submitted_while_the_first_layer_is_held_up(runtime):
   pools, host_pool = device.make_device_pool(LAYOUT, 9), host.make_host_pool(LAYOUT, 7)
   gated = make("copy_engine", pools, host_pool)
   gate = gated.begin(np.array([1], np.int32), np.array([2], np.int32))
-  jax.block_until_ready(gate(0, pools[0]))
+  jax.block_until_ready(gate.hold(0, pools[0]))
   deadline = time.monotonic() + 10
   while ("record", 2) not in runtime.calls and time.monotonic() < deadline:
     time.sleep(0.001)
   assert ("record", 2) in runtime.calls  # layers 1 and 2 were not asked for yet
   assert ("wait", 1) not in runtime.calls
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="copies by the CPU")
+def test_layers_are_loaded_once_their_copies_are_submitted_and_done(runtime, monkeypatch):
+  go_on = [threading.Event() for _ in range(LAYOUT.num_layers)]
+
+  def held_up(copies, stream):
+    assert go_on[len([call for call in runtime.calls if call[0] == "record"])].wait(10)
+    cpu_driver.copy(copies, stream)
+
+  monkeypatch.setattr(cuda_copies, "submit_batch", held_up)
+  pools, host_pool = device.make_device_pool(LAYOUT, 9), host.make_host_pool(LAYOUT, 7)
+  gated = make("copy_engine", pools, host_pool)
+  gate = gated.begin(np.array([1], np.int32), np.array([2], np.int32))
+  assert not gate.is_loaded(0)  # its event is over, but stands for no copies yet
+  go_on[0].set()
+  jax.block_until_ready(gate.hold(0, pools[0]))
+  assert gate.is_loaded(0)
+  assert not gate.is_loaded(1)
+  runtime.unfinished = {1, 2}
+  go_on[1].set()
+  go_on[2].set()
+  deadline = time.monotonic() + 10
+  while ("record", 2) not in runtime.calls and time.monotonic() < deadline:
+    time.sleep(0.001)
+  assert not gate.is_loaded(1)
+  runtime.unfinished = set()
+  while not gate.is_loaded(2):
+    assert time.monotonic() < deadline
+  jax.block_until_ready(gate.hold(2, pools[2]))
+  assert [call for call in runtime.calls if call[0] == "wait"] == [("wait", 0), ("wait", 2)]
+  assert gated.stalled_s() >= 0  # of the gates that there were
+  runtime.cudaEventQuery = lambda event: (700,)
+  with pytest.raises(RuntimeError, match="cudaEventQuery: CUDA error 700"):
+    gate.is_loaded(2)
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="copies by the CPU")
@@ -111,7 +151,7 @@ def test_standing_at_gates_is_measured(runtime, monkeypatch, late):
   gate = gated.begin(np.array([1], np.int32), np.array([2], np.int32))
   started_s = time.perf_counter()
   for layer, pool in enumerate(pools):
-    jax.block_until_ready(gate(layer, pool))
+    jax.block_until_ready(gate.hold(layer, pool))
     if late:  # the compute of the layer takes longer than all copies
       time.sleep(0.2)
   if late:  # at the first gate alone
@@ -127,9 +167,9 @@ def test_a_copy_that_is_refused_is_raised_where_it_is_waited_for(runtime, monkey
   gated = make("copy_engine", pools, host_pool)
   gate = gated.begin(np.array([1], np.int32), np.array([2], np.int32))
   with pytest.raises(jax.errors.JaxRuntimeError, match="cudaEventRecord: CUDA error 700"):
-    jax.block_until_ready(gate(0, pools[0]))
+    jax.block_until_ready(gate.hold(0, pools[0]))
   with pytest.raises(jax.errors.JaxRuntimeError, match="cudaEventRecord: CUDA error 700"):
-    jax.block_until_ready(gate(1, pools[1]))  # and waits for nothing that will not come
+    jax.block_until_ready(gate.hold(1, pools[1]))  # and waits for nothing that will not come
 
 
 def test_an_error_of_cuda_is_raised(runtime, monkeypatch):

@@ -70,6 +70,11 @@ def test_warm_equals_cold_and_bytes_survive_beside_compute(io, overlap, page_siz
   check_round_trips(make_driver(page_size, io=io, overlap=overlap), page_size)
 
 
+@pytest.mark.parametrize("io", ["copy_engine", "memcpy_async"])
+def test_layers_that_share_a_gate_change_nothing(io):
+  check_round_trips(make_driver(16, io=io, overlap="layer", layers_per_program=2), 16)
+
+
 @pytest.mark.parametrize("io", ["copy_engine", "memcpy_async", "auto"])
 def test_late_copies_change_nothing(monkeypatch, io):
   """Loads and backups that come 20 ms late at every layer or slice; those of auto are staged."""
