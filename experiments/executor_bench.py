@@ -10,8 +10,9 @@ does at best is measured in the same run: one large matrix product and one large
 a tiny model shows that all of it runs.
 
 Rows of `beside` and `beside_decode`: `load_ms` and `compute_ms` are the two alone, `both_ms` is the
-step with both; `over_max` is both_ms over the larger one. The first layer's load is hidden by
-nothing, which leaves 1 + 1 / layers at best where the load is the larger one.
+step with both, `stall_ms` how long its compute waited for the load (see `StepDone.stall_s`);
+`over_max` is both_ms over the larger one. The first layer's load is hidden by nothing, which leaves
+1 + 1 / layers at best where the load is the larger one.
 """
 
 import dataclasses
@@ -156,6 +157,7 @@ class Bench:
     self._rng = np.random.default_rng(config.seed)
     self._slots = self._rng.permutation(device_pages).astype(np.int32)
     self._steps = 0
+    self._stall_s = 0.0
     for request_id in range(max(config.prefill_prompts, config.decode_batch)):
       self._executor.register(request_id, protocol.SamplingParams(), None)
 
@@ -212,7 +214,8 @@ class Bench:
     compute_s, _ = self._time(lambda: {"prefills": (work,)})
     load_s, _ = self._time(lambda: {"loads": (load,)})
     both_s, host_s = self._time(lambda: {"loads": (load,), "prefills": (both,)})
-    return self._beside_row("prefill", tokens, load, compute_s, load_s, both_s, host_s)
+    row = self._beside_row("prefill", tokens, load, compute_s, load_s, both_s, host_s)
+    return {**row, "stall_ms": self._stall_s * 1e3}
 
   def beside_decode(self, load_tokens: int) -> dict[str, Any]:
     """One decode step of the batch, and a load that nobody in it waits for."""
@@ -251,8 +254,8 @@ class Bench:
     return row
 
   def _time(self, make: Callable[[], dict[str, Any]]) -> tuple[float, float]:
-    """Median seconds of a step, and of its launch on the host."""
-    seconds, host = [], []
+    """Median seconds of a step, and of its launch on the host; `_stall_s` is that of its stall."""
+    seconds, host, stalls = [], [], []
     for round_ in range(self._config.rounds + 2):  # the first two compile
       work = protocol.StepWork(step_id=self._steps, **make())
       self._steps += 1
@@ -266,6 +269,8 @@ class Bench:
       if round_ >= 2:
         seconds.append(events[-1].at_s - begun_s)
         host.append(launched_s)
+        stalls.extend(event.stall_s for event in events if isinstance(event, protocol.StepDone))
+    self._stall_s = statistics.median(stalls or [0.0])
     return statistics.median(seconds), statistics.median(host)
 
   def _load_work(self, table: np.ndarray, tokens: int) -> protocol.LoadWork:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.1}  # of the two best logits
 
@@ -13,6 +14,16 @@ class Sampled(NamedTuple):
 
   token_ids: jax.Array  # int32 [B]
   gaps: jax.Array  # float32 [B], in units of logits; see `sample`
+
+  def packed(self) -> jax.Array:
+    """int32 [B, 2]: both in one array, so that they cross the link at once; see `unpack`."""
+    bits = jax.lax.bitcast_convert_type(self.gaps, jnp.int32)
+    return jnp.stack([self.token_ids, bits], axis=1)
+
+
+def unpack(packed: np.ndarray) -> tuple[list[int], list[float]]:
+  """Token ids and gaps of the rows that `Sampled.packed` brought to the host, int32 [B, 2]."""
+  return packed[:, 0].tolist(), packed[:, 1].view(np.float32).tolist()
 
 
 def sample(

@@ -385,7 +385,8 @@ class JaxExecutor:
     """The heads of those that sample, behind all layers."""
     for x, (batch, draws, request_ids) in zip(xs, prefills, strict=True):
       if any(request_id is not None for request_id in request_ids):
-        step.add_result(request_ids, *self._stack.head(x, batch.lengths, draws))
+        _, sampled = self._stack.head(x, batch.lengths, draws)
+        step.add_result(request_ids, sampled)
       else:
         step.block = programs.marker(x).block_until_ready
     results = step.results
@@ -420,8 +421,8 @@ class JaxExecutor:
           joint = None
         else:
           (x,) = self._forward([batch], spread[offset], step, completes=last)
-        token_ids, gaps = self._stack.head(x, batch.lengths, draws)
-        step.add_result(request_ids, token_ids, gaps)
+        token_ids, sampled = self._stack.head(x, batch.lengths, draws)
+        step.add_result(request_ids, sampled)
         if not last:
           self._watcher.add(step.block, step.take, gives_event=False)
           batch, draws = packed_rows.advance(batch, draws, token_ids)

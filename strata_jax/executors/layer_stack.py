@@ -58,6 +58,7 @@ class LayerStack:
     on_gpu = device.platform == "gpu"
     self._layer_and_load = programs.layer_beside_load if on_gpu else programs.layer_after_load
     self._load_by = "mosaic_gpu" if on_gpu else "reference"
+    self._head = programs.head_on(device)
 
   def load_first(
     self, pools: io_backend.DevicePool, host: io_backend.HostPool, lists: Sequence[LoadLists]
@@ -156,8 +157,8 @@ class LayerStack:
   def head(
     self, x: jax.Array, lengths: jax.Array, draws: tuple[jax.Array, jax.Array, jax.Array]
   ) -> tuple[jax.Array, jax.Array]:
-    """Token ids [B, 1] and gaps [B]; see `programs.head`."""
-    return programs.head(self._params.head, x, lengths, *draws, config=self._config)
+    """Token ids int32 [B, 1] on the device, int32 [B, 2] on the host; see `programs.head_on`."""
+    return self._head(self._params.head, x, lengths, *draws, config=self._config)
 
   def warm(
     self,

@@ -342,8 +342,19 @@ def layer_after_load(
   return x, pool, following
 
 
-@functools.partial(jax.jit, static_argnames="config")
-def head(
+@functools.cache
+def head_on(device: jax.Device):
+  """`_head`, compiled for a device: what it samples is written to host memory by the program.
+
+  A transfer of its own, after the program, takes 0.4 ms more until the host has it.
+  """
+  on = functools.partial(jax.sharding.SingleDeviceSharding, device)
+  return jax.jit(
+    _head, static_argnames="config", out_shardings=(on(), on(memory_kind="pinned_host"))
+  )
+
+
+def _head(
   params: llama.HeadParams,
   x: jax.Array,
   lengths: jax.Array,
@@ -365,7 +376,8 @@ def head(
     config: static.
 
   Returns:
-    Token ids [B, 1], the input of a next decode step, and gaps [B].
+    Token ids int32 [B, 1], the input of a next decode step, and what is sampled, int32 [B, 2], see
+    `sampling.Sampled.packed`.
   """
   last = jnp.maximum(lengths - 1, 0)[:, None, None]
   states = jnp.take_along_axis(x, last, axis=1)[:, 0]
@@ -374,7 +386,7 @@ def head(
     states = jax.lax.optimization_barrier(jnp.concatenate([states, states]))
   logits = jax.lax.optimization_barrier(llama.logits(config, params, states))[:rows]
   sampled = sampling.sample(logits, temperatures, seeds, indices)
-  return sampled.token_ids[:, None], sampled.gaps
+  return sampled.token_ids[:, None], sampled.packed()
 
 
 @jax.jit

@@ -2,16 +2,16 @@
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax
 import numpy as np
 
+from strata_jax import sampling
 from strata_jax.executors import protocol
 
-# Request ids (None: a row that does not sample), ids [B, 1], gaps [B].
-_Result = tuple[tuple[int | None, ...], jax.Array, jax.Array]
+# Request ids (None: a row that does not sample), and what was sampled, int32 [B, 2] on the host.
+_Result = tuple[tuple[int | None, ...], jax.Array]
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -37,12 +37,10 @@ class RunningStep:
   _tokens: dict[int, list[int]] = dataclasses.field(default_factory=dict)
   _ties: dict[int, list[int]] = dataclasses.field(default_factory=dict)
 
-  def add_result(
-    self, request_ids: tuple[int | None, ...], ids: jax.Array, gaps: jax.Array
-  ) -> None:
-    """Sampled tokens; what was launched last is then their head."""
-    self._results.append((request_ids, ids, gaps))
-    self.block = functools.partial(_wait_for, ids, gaps)
+  def add_result(self, request_ids: tuple[int | None, ...], sampled: jax.Array) -> None:
+    """Sampled tokens, see `sampling.unpack`; what was launched last is then their head."""
+    self._results.append((request_ids, sampled))
+    self.block = sampled.block_until_ready
 
   @property
   def results(self) -> int:
@@ -78,10 +76,9 @@ class RunningStep:
       near_ties={request_id: tuple(at) for request_id, at in self._ties.items()},
     )
 
-  def _take(self, request_ids: tuple[int | None, ...], ids: jax.Array, gaps: jax.Array) -> None:
+  def _take(self, request_ids: tuple[int | None, ...], sampled: jax.Array) -> None:
     rows = zip(
-      request_ids, np.asarray(ids)[:, 0].tolist(), np.asarray(gaps).tolist(),
-      strict=False,  # the rest is padding
+      request_ids, *sampling.unpack(np.asarray(sampled)), strict=False  # the rest is padding
     )  # fmt: skip
     for request_id, token_id, gap in rows:
       if request_id is None:
@@ -90,11 +87,3 @@ class RunningStep:
       if gap < self.near_tie:
         self._ties.setdefault(request_id, []).append(len(got))
       got.append(token_id)
-
-
-def _wait_for(ids: jax.Array, gaps: jax.Array) -> None:
-  """Returns when both are there; they come to the host as soon as they are."""
-  with jax.transfer_guard_device_to_host("allow"):
-    ids.copy_to_host_async()
-    gaps.copy_to_host_async()
-  gaps.block_until_ready()

@@ -1,6 +1,7 @@
 import jax.numpy as jnp
 import pytest
 
+from strata_jax import sampling
 from strata_jax.executors.running_step import RunningStep
 
 
@@ -8,11 +9,15 @@ def make(**fields):
   return RunningStep(step_id=3, started_s=1.0, waits=True, near_tie=0.1, **fields)
 
 
+def sampled(token_ids, gaps):
+  return sampling.Sampled(jnp.array(token_ids), jnp.array(gaps)).packed()
+
+
 def test_tokens_and_near_ties_of_all_results_whenever_they_are_taken():
   results = [
-    ((7, None), jnp.array([[10], [11], [0]]), jnp.array([0.5, 0.0, 0.0])),
-    ((7, 8), jnp.array([[12], [13], [0]]), jnp.array([0.05, 0.1, 0.0])),
-    ((8, 7), jnp.array([[14], [15], [0]]), jnp.array([0.0, 3.0, 0.0])),
+    ((7, None), sampled([10, 11, 0], [0.5, 0.0, 0.0])),
+    ((7, 8), sampled([12, 13, 0], [0.05, 0.1, 0.0])),
+    ((8, 7), sampled([14, 15, 0], [0.0, 3.0, 0.0])),
   ]
   events = []
   for taken in ((), (1,), (1, 1), (2,), (1, 2), (3,)):
