@@ -179,6 +179,16 @@ class CostModel:
       return 0.0
     return self._page_bytes() / self.load_rate
 
+  @property
+  def parked_in_turn(self) -> bool:
+    """Whether parked loads come one after the other: layer by layer a kernel brings all at once."""
+    io = self.io
+    fragment_bytes = self._page_bytes() / self.layers
+    by_kernel = io.load_backend == "kernel" or (
+      io.load_backend == "auto" and fragment_bytes < DRIVER_FRAGMENT_BYTES
+    )
+    return not (by_kernel and io.overlap == "layer")
+
   def backup_s(self, pages: int) -> float:
     if not pages:
       return 0.0

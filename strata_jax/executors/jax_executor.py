@@ -140,7 +140,9 @@ class JaxExecutor:
     aside = choices.backups_aside(store_io or io, page_layout, on_gpu)
     self._side_backups = self._side_copies(aside, to_device=False)
     self._evicting: set[int] = set()  # transfer ids of backups under way whose pages are evicted
+    self._aside: set[int] = set()  # transfer ids of loads under way that no stream keeps in order
     self._watcher = watcher.Watcher()
+    self._events: list[protocol.Event] = []  # what happened and was not handed over yet
     self._storage: storage_io.StorageIo | None = None
     if store is not None:
       self._storage = storage_io.StorageIo(
@@ -167,7 +169,7 @@ class JaxExecutor:
     Raises:
       RuntimeError: something is under way, or has not been waited for.
     """
-    if self._watcher.is_busy:
+    if self._watcher.is_busy or self._events:
       raise RuntimeError("take_pools: expected nothing under way, got events that are to come")
     pools = self._device, self._host
     self._device, self._host = (), None
@@ -249,6 +251,7 @@ class JaxExecutor:
         if self._side_backups is None or backup.evicts:
           self._launch_backup(backup)
       loads = self._put_aside(work)
+      self._wait_for_aside(work, step)
       if not self._rides(work):
         for load in loads:
           self._launch_load(load, step)
@@ -297,17 +300,35 @@ class JaxExecutor:
     Raises:
       RuntimeError: nothing is under way and there is no time limit: it would wait for ever.
     """
-    while True:
-      timeout_s = None if until_s is None else max(until_s - self.now_s(), 0.0)
-      waited = self._watcher.wait(timeout_s)
-      events: list[protocol.Event] = []
-      for event in waited:
-        if not isinstance(event, watcher.Internal):
-          events.append(event)
-        elif (done := self._arrived(event)) is not None:
-          events.append(done)
-      if events or not waited:
-        return events
+    while not self._events:
+      if not self._take_in(None if until_s is None else max(until_s - self.now_s(), 0.0)):
+        break
+    events, self._events = self._events, []
+    return events
+
+  def _take_in(self, timeout_s: float | None) -> bool:
+    """Takes in what has happened, after waiting for it; False when the time is over first."""
+    happened = self._watcher.wait(timeout_s)
+    for one in happened:
+      event = self._arrived(one) if isinstance(one, watcher.Internal) else one
+      if event is None:
+        continue
+      if isinstance(event, protocol.LoadDone):
+        self._aside.discard(event.transfer_id)
+      self._events.append(event)
+    return bool(happened)
+
+  def _wait_for_aside(self, work: protocol.StepWork, step: RunningStep) -> None:
+    """Lets no compute begin before the loads that it reads have come, where no stream does.
+
+    Decodes of the step wait as well: they come behind its prefills, or in one pass with them.
+    """
+    reads = {transfer_id for prefill in work.prefills for transfer_id in prefill.waits_for}
+    if not reads & self._aside:
+      return
+    while reads & self._aside:
+      self._take_in(None)
+    step.held_s = self.now_s() - step.started_s
 
   def _arrived(self, part: watcher.Internal) -> protocol.LoadDone | None:
     """Launches the second half of a part of a parked load."""
@@ -335,6 +356,7 @@ class JaxExecutor:
     for load in work.loads:
       if load.transfer_id not in parked:
         continue
+      self._aside.add(load.transfer_id)
       if self._side_loads is not None:
         self._start_aside(self._side_loads, load)
       elif self._staged is not None:

@@ -27,6 +27,7 @@ class RunningStep:
   # Two logits that are no further apart might as well have been the other way round.
   near_tie: float
   block: Callable[[], object] = lambda: None  # returns when what was launched last is done
+  held_s: float = 0.0  # how long nothing was launched, for loads that were not there
   stall_end_s: float = 0.0  # when its loads let the compute begin
   # Seconds that its compute waited for loads, where that can be measured once all is done.
   stalled_s: Callable[[], float] | None = None
@@ -59,9 +60,9 @@ class RunningStep:
     """The event of the step, all of which is done; `at_s` is the time."""
     self.take(self.results)
     if self.stalled_s is not None:
-      stalled = self.stalled_s()
+      stalled = self.held_s + self.stalled_s()
     else:
-      stalled = max(self.stall_end_s - self.started_s, 0.0)
+      stalled = max(self.stall_end_s - self.started_s, self.held_s)
     prefill_s = max(self.prefill_end_s - self.started_s, 0.0)
     return protocol.StepDone(
       step_id=self.step_id,

@@ -1,10 +1,13 @@
 """Transfers by the CUDA driver beside everything else: no program of the compute waits for them.
 
 That is right for two kinds. A backup's pages were written by steps that are over, and nothing
-writes them before it is done. A parked load's pages are read by nobody before it is done, and
-nobody has them otherwise (`staged_loads` is the faster way for those, this one copies fragments as
-published systems do). So their copies need no order with the compute: they run on a stream of their
-own. A thread submits them and waits for them.
+writes them before it is done. A parked load's pages are nobody's before it is done: the executor
+launches nothing that reads them (`staged_loads` is the faster way for those, this one copies
+fragments as published systems do). So their copies need no order with the compute: they run on a
+stream of their own. A thread submits them and waits for them.
+
+The inputs of a step get across the link when the driver has run out of copies, whatever stream they
+stand in. So it runs out of a load's between two calls.
 """
 
 import queue
@@ -58,6 +61,8 @@ def _work(
         host_slots, device_slots, to_device=to_device, layers_at_once=at_once
       ):
         copies.submit(some, side.stream)
+        if to_device:
+          side.synchronize()
       side.synchronize()
     except BaseException as found:  # whoever waits for the transfer must hear of it
       error = found

@@ -2,7 +2,8 @@
 
 A prefill pass with loads is a pipeline over layers: layer l computes once layer l - 1 has and once
 the loads of layer l are there. The loads of a launch share the link layer by layer, so that all
-of them end together; transfers of later launches wait behind them. Where its shapes allow it and no
+of them end together; transfers of later launches wait behind them. Parked loads that the driver
+copies come one after the other. Where its shapes allow it and no
 loads ride with it, a prefill is in one pass with the first decode step, whose head comes last;
 loads beside slow it as they slow a prefill.
 
@@ -91,11 +92,10 @@ class CostTimeline:
       self._hold_s = max(self._hold_s, now_s) + self.costs.backup_hold_s(pages)
     held_s = max(0.0, self._hold_s - begin_s)
     parked = set(work.parked_loads)
-    for group in (
-      [load for load in work.loads if load.transfer_id not in parked],
-      [load for load in work.loads if load.transfer_id in parked],
-    ):
-      self._load_group(group, begin_s + held_s, done)
+    own = [load for load in work.loads if load.transfer_id not in parked]
+    aside = [load for load in work.loads if load.transfer_id in parked]
+    self._load_group(own, begin_s + held_s, done)
+    self._load_group(aside, begin_s + held_s, done, in_turn=self.costs.parked_in_turn)
     compute_start_s = begin_s + held_s
     if self.costs.io.overlap == "none" and work.loads:
       compute_start_s = max(compute_start_s, self.down.free_at_s)
@@ -137,7 +137,10 @@ class CostTimeline:
       self._decode_hold_s = max(self._loads[transfer_id].end_s for transfer_id in own)
     return start_s
 
-  def _load_group(self, loads: list[LoadWork], begin_s: float, done: dict[int, float]) -> None:
+  def _load_group(
+    self, loads: list[LoadWork], begin_s: float, done: dict[int, float], *, in_turn: bool = False
+  ) -> None:
+    """Loads that share the link layer by layer, or use it one after the other."""
     if not loads:
       return
     pages = sum(len(load.host_slots) for load in loads)
@@ -147,9 +150,14 @@ class CostTimeline:
       start_s = end_s = begin_s
     else:
       end_s = self._use(self.down, start_s, seconds, pages)
+    moved = 0
     for load in loads:
-      done[load.transfer_id] = end_s
-      self._loads[load.transfer_id] = _Transfer(start_s, end_s)
+      moved += len(load.host_slots)
+      # The last one ends with the group; in turn each begins where the one before ends.
+      came_s = end_s - (pages - moved) * self.costs.page_load_s() if in_turn else end_s
+      done[load.transfer_id] = came_s
+      self._loads[load.transfer_id] = _Transfer(start_s, came_s)
+      start_s = came_s if in_turn else start_s
 
   def _use(self, link: LinkUse, start_s: float, seconds: float, pages: int) -> float:
     link.free_at_s = start_s + seconds

@@ -38,6 +38,7 @@ class SchedulerConfig:
 
   bubble_filling: bool = True  # others decode while a loading-bound batch loads
   rolling_loads: bool = True  # parked requests resume one by one and others join; off: as a batch
+  join_loading: bool = False  # who hits pages that others load joins the parked, not this step
   window_s: float = 0.2  # rolling loads: others join while fewer seconds of loads are on their way
   gather_requests: int = 1  # fewer small prefills are held back while others decode; 1: none
   gather_steps: int = 4  # until so many decode steps after the last prefill
@@ -84,5 +85,5 @@ class SchedulerConfig:
       validation.check_int(self, field, minimum=0)
     for field in ("deferral", "balance", "refill", "bundles", "bubble_filling"):
       validation.check_choice(self, field, (False, True))
-    for field in ("rolling_loads", "layerwise", "dedup"):
+    for field in ("rolling_loads", "join_loading", "layerwise", "dedup"):
       validation.check_choice(self, field, (False, True))

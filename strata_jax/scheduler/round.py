@@ -19,8 +19,8 @@ class Candidate:
   """Numbers of a waiting (or prefilling) request, computed once a view."""
 
   __slots__ = (
-    "_prompt_tokens", "arrived", "first_host", "host_tokens", "offset", "path", "present",
-    "request_id", "reserve_tokens", "resident_tokens", "tail_tokens",
+    "_prompt_tokens", "arrived", "first_host", "host_tokens", "loaded_tokens", "offset", "path",
+    "present", "request_id", "reserve_tokens", "resident_tokens", "tail_tokens",
   )  # fmt: skip
 
   def __init__(
@@ -39,13 +39,15 @@ class Candidate:
     self.offset = offset  # prompt position where `path` starts
     self.reserve_tokens = reserve_tokens
     present = resident = host = 0
-    first_host = -1
+    first_host = loaded = -1
     for node_id, tokens, state, _ in path:
       if state == "host":
         if not host:
           first_host = node_id
         host += tokens
       elif state == "device" or state == "loading":
+        if loaded < 0 and state == "loading":
+          loaded = resident + host
         resident += tokens
       else:
         break
@@ -54,6 +56,7 @@ class Candidate:
     self.resident_tokens = resident  # of the hit, on the device or loading
     self.host_tokens = host  # of the hit, on host
     self.first_host = first_host  # node where the host part of the hit begins; -1: none
+    self.loaded_tokens = loaded  # of the hit, before the first that is loading; -1: none is
 
     self._prompt_tokens = -1
 
@@ -79,7 +82,7 @@ class Offer(NamedTuple):
   new_pages: int
   pins: tuple[int, ...]  # device nodes that it takes out of the evictable room
   pinned_pages: int
-  uses_loads: bool  # reads pages that this plan loads
+  uses_loads: bool  # reads pages that this plan loads, or (join_loading) that are loading
   later: bool = False  # joins the parked: its compute is for another step
 
 

@@ -113,6 +113,57 @@ def test_a_slow_backup_holds_nothing_up(monkeypatch):
   np.testing.assert_array_equal(host.read_pages(drive.executor.host_pool, np.arange(4)), want)
 
 
+@pytest.mark.parametrize("way", [choices.STAGED, "copy_engine", "memcpy_async"])
+def test_a_prefill_waits_for_a_parked_load_that_it_reads(monkeypatch, way):
+  """Of another request, say: its pages are on the way when the step is launched."""
+  cpu_driver.install(monkeypatch)
+  may_copy = threading.Event()
+
+  def slow(copies, stream):
+    assert may_copy.wait(10)
+    cpu_driver.copy(copies, stream)
+
+  monkeypatch.setattr(choices, "loads_aside", lambda *args: way)
+  for name in ("submit_each", "submit_batch"):
+    monkeypatch.setattr(cuda_copies, name, slow)
+  drive = test_overlap.make_driver("whole")
+  executor, prompt = drive.executor, test_overlap.prompts()[0]
+  ids = drive.generate(0, prompt, 3, np.arange(20))
+  drive.backup(np.arange(17), np.arange(30, 47))
+  load = drive.load_work(np.arange(30, 47), np.arange(40, 57), transfer_id=5)
+  executor.launch(protocol.StepWork(step_id=11, loads=(load,), parked_loads=(5,)))
+  executor.register(1, protocol.SamplingParams(), None)
+  timer = threading.Timer(0.2, may_copy.set)
+  timer.start()
+  work = test_overlap.prefill_work(1, prompt, 17, np.arange(40, 60), waits_for=(5,))
+  loaded, done = drive.step(2, prefills=(work,))
+  assert loaded == protocol.LoadDone(5, loaded.at_s)
+  assert done.tokens[1] == (ids[0],)
+  assert 0.15 < done.stall_s < done.prefill_end_s - done.started_s
+  assert done.compute_s == pytest.approx(done.prefill_end_s - done.started_s - done.stall_s)
+  timer.join()
+  # The load is over: nobody waits for it any more.
+  work = test_overlap.prefill_work(1, prompt, 17, np.arange(40, 60), waits_for=(5,))
+  (again,) = drive.step(prefills=(work,))
+  assert again.tokens == done.tokens
+  assert again.stall_s == 0
+
+
+@pytest.mark.parametrize(("to_device", "waits"), [(True, 4), (False, 1)])
+def test_loads_let_the_inputs_of_steps_across_between_two_layers(monkeypatch, to_device, waits):
+  cpu_driver.install(monkeypatch)
+  monkeypatch.setattr(side_copies, "_PAGES_AT_ONCE", 4)
+  seen = []
+  monkeypatch.setattr(cpu_driver.SideStream, "synchronize", lambda self: seen.append(1))
+  pools, host_pool = device.make_device_pool(LAYOUT, 9), host.make_host_pool(LAYOUT, 9)
+  copies = fragment_copies.FragmentCopies(LAYOUT, "copy_engine", pools, host_pool)
+  over = threading.Event()
+  slots = np.arange(4, dtype=np.int32)
+  side_copies.SideCopies(copies, to_device=to_device).start(slots, slots, lambda _: over.set())
+  assert over.wait(10)
+  assert len(seen) == waits
+
+
 def test_backups_beside_a_step_start_once_it_is_launched(monkeypatch):
   drive = aside(monkeypatch)
   executor, started = drive.executor, []
