@@ -23,7 +23,9 @@ OFF: dict[str, dict[str, Any]] = {
   "balance": {"scheduler.balance": False},
   "bundle": {"scheduler.bundles": False},
   "bubble": {"scheduler.bubble_filling": False},
-  "rolling": {"scheduler.rolling_loads": False},  # nothing without bubble filling
+  # Both are nothing without bubble filling.
+  "rolling": {"scheduler.rolling_loads": False},
+  "joining": {"scheduler.join_loading": False},
 }  # fmt: skip
 MECHANISMS = tuple(OFF)
 _SEEDS = 5

@@ -38,7 +38,7 @@ class SchedulerConfig:
 
   bubble_filling: bool = True  # others decode while a loading-bound batch loads
   rolling_loads: bool = True  # parked requests resume one by one and others join; off: as a batch
-  join_loading: bool = False  # who hits pages that others load joins the parked, not this step
+  join_loading: bool = True  # who hits pages that a parked request loads joins the parked
   window_s: float = 0.2  # rolling loads: others join while fewer seconds of loads are on their way
   gather_requests: int = 1  # fewer small prefills are held back while others decode; 1: none
   gather_steps: int = 4  # until so many decode steps after the last prefill

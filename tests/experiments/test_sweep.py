@@ -129,8 +129,12 @@ def test_a_hopeless_run_is_given_up_and_a_fair_one_is_not():
 def test_the_variants_of_the_ablation():
   variants = ablation.variants()
   assert variants["none"] == ()
-  assert variants["all"] == ("io", "deferral", "balance", "bundle", "bubble", "rolling")
-  assert variants["all but bubble"] == ("io", "deferral", "balance", "bundle", "rolling")
+  assert variants["all"] == (
+    "io", "deferral", "balance", "bundle", "bubble", "rolling", "joining"
+  )  # fmt: skip
+  assert variants["all but bubble"] == (
+    "io", "deferral", "balance", "bundle", "rolling", "joining"
+  )  # fmt: skip
   for name in variants["all"]:
     assert variants[f"{name} alone"] == (name,)
     assert name not in variants[f"all but {name}"]
@@ -285,7 +289,7 @@ def test_what_mechanisms_gain_on_loogle_like_in_a_closed_loop():
   assert io > 1.2 * paper
   assert scheduling > 1.2 * paper
   assert strata < 1.01 * rate(Case(system="oracle_io"))
-  for name in ("bubble", "rolling"):
+  for name in ("bubble", "rolling", "joining"):
     rest = [other for other in ablation.MECHANISMS if other != name]
     assert strata > 1.03 * rate(ablation.case_with(rest)), name
   adjacent = {"workload": "loogle_like_adjacent", "initial_cache": "cold"}
