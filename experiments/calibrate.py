@@ -8,13 +8,27 @@ Takes a folder of `throughput` (`--point`, or `--system` and `--rate` with all r
 run, with `--system` as it was run. Writes `hardware_<name>.json` and `<name>_<model>.json` to
 --out, where fitted numbers are marked as measured and all others are the base's, and
 `summary.json` with what was fitted, what was kept and why, and how far off each kind of step is.
+
+Of the other systems of a folder of `throughput` no step is used. Their back ends get the load rate
+that every command of the run measured in isolation before it served, where that stands for what
+serving does (see `strata_jax.calibration_isolated`); `--nomeasured_io` leaves them at the base's.
 """
 
 import dataclasses
 import pathlib
+import statistics
+from collections.abc import Sequence
 
 from experiments import flags, measured_run, run_folder, throughput_plan
-from strata_jax import calibrated_profile, calibration, calibration_steps, profile, simulation
+from strata_jax import (
+  calibrated_profile,
+  calibration,
+  calibration_isolated,
+  calibration_steps,
+  profile,
+  simulation,
+)
+from strata_jax.calibration_isolated import IsolatedLoads
 from strata_jax.calibration_steps import Steps
 from strata_jax.executors.buckets import Buckets
 from strata_jax.systems import SystemConfig
@@ -36,6 +50,10 @@ FLAGS.add_flag(
   "rows of a decode step that read what they share once, in a folder of one run; none: 1",
 )  # fmt: skip
 FLAGS.add_flag("min_steps", int, 20, "of each kind that is needed")
+FLAGS.add_flag(
+  "measured_io", bool, True,
+  "other back ends load at the rate that the run measured in isolation before it served",
+)  # fmt: skip
 FLAGS.add_flag("out", str, "runs/calibrate", "folder that the run writes")
 
 
@@ -53,6 +71,10 @@ def main(args: flags.Args) -> None:
       steps, base, simulation.io_config(system), buckets=measured.buckets,
       decode_shares=measured.decode_shares, min_steps=args.min_steps,
     )  # fmt: skip
+    if args.measured_io and measured.isolated:
+      found = calibration_isolated.with_isolated(
+        found, simulation.io_config(system), measured.isolated, args.run
+      )
     out = run_folder.open_run(args.out, {"flags": args.as_dict(), "system": system})
     written = calibrated_profile.write(
       found, base=args.base_profile, base_folder=base_folder, name=args.name, out=out,
@@ -61,6 +83,9 @@ def main(args: flags.Args) -> None:
     profile.load(written, out)
   for line in calibration.kinds(found.residuals):
     run_folder.say(line)
+  for key, one in found.fitted.items():
+    if one.source is not None:
+      run_folder.say(f"taken {key}: {one.value:.1f} GB/s, {one.source}")
   for key, why in found.kept.items():
     run_folder.say(f"kept {key}: {why}")
   run_folder.finish(
@@ -92,6 +117,7 @@ class _Measured:
   points: list[int]
   buckets: Buckets | None
   decode_shares: int
+  isolated: tuple[IsolatedLoads, ...]  # what loads took before serving, of every system
 
 
 def _measured(args: flags.Args) -> _Measured:
@@ -110,7 +136,7 @@ def _measured(args: flags.Args) -> _Measured:
     return _Measured(
       steps=calibration_steps.join(each), system=first.system, source=source,
       points=[point.point_id for point in points], buckets=run.buckets(first),
-      decode_shares=shares.pop(),
+      decode_shares=shares.pop(), isolated=_isolated(run),
     )  # fmt: skip
   if args.point is not None or args.rate is not None:
     raise ValueError(f"--point, --rate: expected none for a folder of one run, got {args.run}")
@@ -125,6 +151,30 @@ def _measured(args: flags.Args) -> _Measured:
   return _Measured(
     steps=steps, system=contender.system, source=f"{source}, {args.system}", points=[],
     buckets=None, decode_shares=1 if args.decode_shares is None else args.decode_shares,
+    isolated=(),
+  )  # fmt: skip
+
+
+def _isolated(run: measured_run.MeasuredRun) -> tuple[IsolatedLoads, ...]:
+  """Costs in isolation of the systems of a run, a median of each command's rows."""
+  labels = dict.fromkeys(point.label for point in run.points)
+  return tuple(
+    _isolated_of([point for point in run.points if point.label == label]) for label in labels
+  )
+
+
+def _isolated_of(points: Sequence[measured_run.MeasuredPoint]) -> IsolatedLoads:
+  """Of one system; 0 and nothing at all both mean that a command did not measure it."""
+  by_command: dict[int, list[float]] = {}
+  for point in points:
+    seconds = (point.row.get("costs") or {}).get("load_s_per_token")
+    if seconds:
+      by_command.setdefault(point.row.get("command", 0), []).append(seconds)
+  first = points[0]
+  return IsolatedLoads(
+    label=first.label, io=simulation.io_config(first.system),
+    load_s_per_token={key: statistics.median(each) for key, each in by_command.items()},
+    served_by=first.row.get("load_io"),
   )  # fmt: skip
 
 

@@ -20,7 +20,8 @@ def write(
 ) -> str:
   """Writes `hardware_<name>.json` and `<name>_<model>.json`.
 
-  Fitted numbers are `measured`, with `source` and the number of steps, and so is what the run says.
+  Fitted numbers are `measured`, with `source` and the number of steps, and so is what the run says;
+  what has a source of its own keeps it.
   Of a table one point is, and its source says what the others are. All others stay as they are in
   the base's files.
 
@@ -74,13 +75,16 @@ def _base_files(
 
 
 def _set(hardware: dict[str, Any], key: str, fitted: Fitted, source: str) -> None:
-  """Puts one fitted number where its key says."""
-  first, *rest = key.split(".")
+  """Puts one fitted number where its key says; `@` and a size may stand behind that of a table."""
+  first, *rest = key.partition("@")[0].split(".")
   path = rest if first == "hardware" else [first, *rest]
   parent = hardware
   for part in path[:-1]:
     parent = parent.setdefault(part, {})
-  source = f"fitted to {fitted.steps} steps of {source}" if fitted.steps else f"said by {source}"
+  if fitted.source is not None:
+    source = fitted.source
+  else:
+    source = f"fitted to {fitted.steps} steps of {source}" if fitted.steps else f"said by {source}"
   if fitted.size_bytes is None:
     parent[path[-1]] = {"value": fitted.value, "kind": "measured", "source": source}
     return

@@ -98,22 +98,36 @@ def calibrate(
       f"decode_shares: expected more than 1, as {sharing} steps read fewer tokens than they attend "
       "to, got 1"
     )
-  found = Found(base)
-  found.note("executor.decode_shares", decode_shares)
-  _fit_gap(found, steps)
   costs = CostModel(base, io, buckets)
   token_s = costs.token_bytes() / costs.backup_rate if costs.backup_rate else 0.0
   backup_s = lambda some: token_s * some.backup_tokens
-  step = _fit_decode(found, decode, backup_s(decode))
-  if step.base_s < _SHORTEST_S:
-    raise ValueError(
-      f"expected decode steps that tell what one takes whatever its requests, got "
-      f"{step.base_s:g} s of {len(decode.started_s)}"
-    )
   fewer = prefill.thinned(_MOST_STEPS)
-  _fit_prefill(found, fewer, backup_s(fewer), step, buckets)
+
+  def compute(hold: float | None) -> Found:
+    """Fits of compute; `hold` is the share of their backups that steps wait for, if known."""
+    found = Found(base)
+    found.note("executor.decode_shares", decode_shares)
+    _fit_gap(found, steps)
+    known = lambda some: some if hold is None else _without_backups(some, hold * backup_s(some))
+    free_s = lambda some: backup_s(some) * (hold is None)
+    step = _fit_decode(found, known(decode), free_s(decode))
+    if step.base_s < _SHORTEST_S:
+      raise ValueError(
+        f"expected decode steps that tell what one takes whatever its requests, got "
+        f"{step.base_s:g} s of {len(decode.started_s)}"
+      )
+    _fit_prefill(found, known(fewer), free_s(fewer), step, buckets)
+    return found
+
+  found = compute(None)
   model = lambda: CostModel(found.profile, io, buckets)
-  _fit_backups(found, quiet, model(), backup_s(quiet))
+  key = "executor.backups_hold_compute"
+  hold = _fit_backups(quiet, model(), backup_s(quiet))
+  if isinstance(hold, str):
+    found.keep(key, hold)
+  else:
+    found = compute(hold.value)  # what backups take may not stand for anything else
+    found.put(key, hold.value, hold.steps)
   if loads_wanted:
     beside.fit_loads(found, steps, model(), min_steps)
     beside.fit_beside(found, steps, model(), min_steps)
@@ -246,7 +260,8 @@ def _fit_prefill(
 ) -> None:
   """A pass is fixed + chunks + products of tokens, or the weights' reading, + attention.
 
-  What a decode step without requests takes is the reading of the weights and what is fixed.
+  What a decode step without requests takes is the reading of the weights and what is fixed; weights
+  are read no faster than device memory is copied.
   """
   profile, model = found.profile, found.profile.model
   hardware, decode_base_s = profile.hardware, step.base_s
@@ -256,6 +271,8 @@ def _fit_prefill(
   kv_s = profile.kv_bytes_token / hardware.attention_read_bytes_per_s
   head = model.head_params / model.layer_params  # its share of what is fixed: the head's weights
   low_s = decode_base_s * head / (1 + head)
+  weight_bytes = model.layer_params * model.weight_item_bytes
+  most_s = max(low_s, decode_base_s - weight_bytes / hardware.copy_bytes_per_s)
   usual_s = (hardware.pass_overhead_s + head * decode_base_s) / (1 + head)
 
   several = max(len(one) for one in prefill.chunks) > 1 and buckets is None
@@ -270,7 +287,7 @@ def _fit_prefill(
     loss = lambda fixed_s, apart=apart: (
       fit_pass(fixed_s, apart)[0] + 1e-6 * abs(fixed_s - usual_s) / decode_base_s
     )
-    fixed_s, _ = least_absolute.minimize(loss, low_s, decode_base_s, grid=9, rounds=24)
+    fixed_s, _ = least_absolute.minimize(loss, low_s, most_s, grid=9, rounds=24)
     found_loss, one = fit_pass(fixed_s, apart)
     if best is None or found_loss < 0.98 * best[0]:
       best = (found_loss, apart, fixed_s, one)
@@ -383,19 +400,43 @@ def _clipped(measured_s: np.ndarray, predicted_s: np.ndarray) -> np.ndarray:
   return np.clip(measured_s, predicted_s / _ODD, predicted_s * _ODD)
 
 
-def _fit_backups(found: Found, quiet: Steps, costs: CostModel, backup_s: np.ndarray) -> None:
-  """Which share of its backups a step waits for."""
-  with_backups = backup_s > 0
-  if not with_backups.any():
-    found.keep("executor.backups_hold_compute", "no backups beside steps without loads")
-    return
-  some, backup_s = quiet.take(with_backups), backup_s[with_backups]
-  measured_s = np.where(some.has_prefill, some.prefill_s, some.decode_s)
-  predicted_s = np.where(some.has_prefill, *beside.predict(some, costs))
-  share = least_absolute.weighted_median(
-    (measured_s - predicted_s) / backup_s, backup_s / np.maximum(measured_s, predicted_s)
+def _without_backups(steps: Steps, held_s: np.ndarray) -> Steps:
+  """Steps as if they had not waited `held_s` [steps] for their backups."""
+  return dataclasses.replace(
+    steps,
+    prefill_s=np.maximum(steps.prefill_s - np.where(steps.has_prefill, held_s, 0.0), 0.0),
+    decode_s=np.maximum(steps.decode_s - np.where(steps.has_prefill, 0.0, held_s), 0.0),
   )
-  found.put("executor.backups_hold_compute", share if share > 1e-3 else 0.0, len(backup_s))
+
+
+def _fit_backups(quiet: Steps, costs: CostModel, backup_s: np.ndarray) -> Fitted | str:
+  """Which share of its backups a step waits for: what it takes longer than steps without any.
+
+  Compared are steps of one kind: passes with prefills, and decode parts of as many steps. What the
+  fit misses in a whole kind is none of the backups' doing.
+
+  Returns:
+    The share, or why the steps do not tell it.
+  """
+  if not (backup_s > 0).any():
+    return "no backups beside steps without loads"
+  measured_s = np.where(quiet.has_prefill, quiet.prefill_s, quiet.decode_s)
+  predicted_s = np.where(quiet.has_prefill, *beside.predict(quiet, costs))
+  longer_s, compared = measured_s - predicted_s, np.zeros(len(backup_s), bool)
+  kind = np.where(quiet.has_prefill, 0.0, quiet.decode_steps)
+  for one in np.unique(kind):
+    alike = kind == one
+    without = alike & (backup_s == 0)
+    if without.sum() >= _TELLING_STEPS:
+      longer_s[alike] -= np.median((measured_s - predicted_s)[without])
+      compared |= alike & (backup_s > 0)
+  if not compared.any():
+    return f"fewer than {_TELLING_STEPS} steps of a kind without backups to compare with"
+  share = least_absolute.weighted_median(
+    (longer_s / np.where(compared, backup_s, 1.0))[compared],
+    (backup_s / np.maximum(measured_s, predicted_s))[compared],
+  )
+  return Fitted(value=share if share > 1e-3 else 0.0, steps=int(compared.sum()))
 
 
 def _residuals(

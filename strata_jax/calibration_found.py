@@ -2,22 +2,19 @@
 
 import dataclasses
 
-from strata_jax.cost_model import (
-  DRIVER_FRAGMENT_BYTES,
-  LOAD_BLOCKS,
-  UNCAPPED_BLOCKS,
-  IoConfig,
-)
-from strata_jax.profile import Profile, RateTable
+from strata_jax import calibration_points
+from strata_jax.cost_model import IoConfig
+from strata_jax.profile import Profile
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fitted:
-  """A number of a profile that was fitted, or that the run says itself."""
+  """A number of a profile that was fitted, that the run says itself, or that it timed alone."""
 
   value: float
   steps: int  # it was fitted to; 0: the run says it
   size_bytes: float | None = None  # of a table: that of the point
+  source: str | None = None  # where it comes from, if not from the run's steps
 
 
 class Found:
@@ -54,31 +51,10 @@ class Found:
   def put_load_rate(self, bytes_per_s: float, io: IoConfig, steps: int) -> None:
     """The rate of the system's loads: a point of the table that its back end has."""
     load, gbps = self.profile.load, bytes_per_s / 1e9
-    page_bytes = io.page_size * self.profile.kv_bytes_token
-    fragment_bytes = page_bytes / self.profile.model.num_layers
-    if io.load_backend in ("kernel", "auto"):
-      blocks = LOAD_BLOCKS if io.capped_blocks else UNCAPPED_BLOCKS
-      key, size = f"load.kernel.{blocks}", fragment_bytes
-      tables = {**load.kernel, blocks: _with_point(load.kernel[blocks], size, gbps)}
-      load = dataclasses.replace(load, kernel=tables)
-      if io.load_backend == "auto" and size >= DRIVER_FRAGMENT_BYTES:
-        # These were copies by the driver.
-        table = _with_point(load.copies["memcpy_batch"], size, gbps)
-        load = dataclasses.replace(load, copies={**load.copies, "memcpy_batch": table})
-        self.fitted["load.memcpy_batch"] = Fitted(value=gbps, steps=steps, size_bytes=size)
-    else:
-      whole = io.load_backend in ("copy_engine", "device_put")
-      size = page_bytes if whole else fragment_bytes / (2 if io.separate_kv_copies else 1)
-      key, table = f"load.{io.load_backend}", load.copies[io.load_backend]
-      tables = {**load.copies, io.load_backend: _with_point(table, size, gbps)}
-      load = dataclasses.replace(load, copies=tables)
+    for point in calibration_points.load_points(io, self.profile):
+      load = calibration_points.with_point(load, point, gbps)
+      self.fitted[point.key] = Fitted(value=gbps, steps=steps, size_bytes=point.size_bytes)
     if gbps > load.peak_gbps:
       load = dataclasses.replace(load, peak_gbps=gbps)
       self.fitted["load.peak_gbps"] = Fitted(value=gbps, steps=steps)
     self.profile = dataclasses.replace(self.profile, load=load)
-    self.fitted[key] = Fitted(value=gbps, steps=steps, size_bytes=size)
-
-
-def _with_point(table: RateTable, size: float, gbps: float) -> RateTable:
-  points = {**dict(table.points), float(size): gbps}
-  return RateTable(points=tuple(sorted(points.items())))

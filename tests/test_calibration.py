@@ -210,6 +210,58 @@ def test_noise_and_outliers_bend_little(rows, outliers, rel):
     assert fitted.decode_step_s(requests, 9000 * requests) == pytest.approx(expected_s, rel=rel)
 
 
+def longer(rows, more_s):
+  """Rows whose prefills take `more_s(row)[0]` longer, and decodes [1]."""
+  result = []
+  for row in rows:
+    prefill_s, decode_s = more_s(row)
+    result.append({
+      **row, "prefill_end_s": row["prefill_end_s"] + prefill_s,
+      "ended_s": row["ended_s"] + prefill_s + decode_s,
+    })  # fmt: skip
+  return result
+
+
+@pytest.mark.parametrize("share", [0.0, 3.0])
+def test_backups_are_not_blamed_for_what_the_costs_do_not_know_of(share):
+  """Single decode steps take longer than the costs can say, and they alone have backups."""
+  machine, io = perturbed(FREE), IoConfig(page_size=16, load_backend="none")
+  rows = launched_rows(machine, io, BUCKETS, most_chunks=3, count=1200)
+  token_s = CostModel(machine, io).token_bytes() / CostModel(machine, io).backup_rate
+  rng = np.random.default_rng(1)
+  single = lambda row: row["decode_steps"] == 1 and not row["prefill_requests"]
+  backed = [
+    {**row, "backup_tokens": 32 * int(rng.random() < 0.7) if single(row) else 0} for row in rows
+  ]
+
+  def more_s(row):
+    held_s = share * token_s * row["backup_tokens"]
+    return (held_s, 0.0) if row["prefill_requests"] else (0.0, held_s + 1e-3 * single(row))
+
+  found = calibration.calibrate(
+    calibration_steps.read(longer(backed, more_s), "x"), BASE, io, buckets=BUCKETS
+  )
+  assert found.fitted["executor.backups_hold_compute"].value == pytest.approx(share, abs=0.5)
+  # With their backups known the decode fit has all the time of the steps.
+  assert found.residuals["decode"].bias == pytest.approx(0.0, abs=1e-3)
+
+
+def test_backups_that_every_step_has_tell_nothing(rows):
+  some = [{**row, "backup_tokens": 64} for row in rows("strata", FREE)]
+  why = fit(some, "strata").kept["executor.backups_hold_compute"]
+  assert why == "fewer than 8 steps of a kind without backups to compare with"
+
+
+def test_weights_are_read_no_faster_than_memory_is_copied():
+  """Passes that take much longer than a decode step: what is fixed does not swallow the weights."""
+  machine, io = perturbed(FREE), IoConfig(page_size=16, load_backend="none")
+  rows = launched_rows(machine, io, BUCKETS, most_chunks=3)
+  late = longer(rows, lambda row: (8e-3 if row["prefill_requests"] else 0.0, 0.0))
+  found = calibration.calibrate(calibration_steps.read(late, "x"), BASE, io, buckets=BUCKETS)
+  hardware = found.profile.hardware
+  assert hardware.weight_read_bytes_per_s <= 1.001 * hardware.copy_bytes_per_s
+
+
 @pytest.mark.slow
 def test_the_base_is_found_in_its_own_steps():
   found = fit(run_steps("strata", BASE), "strata")

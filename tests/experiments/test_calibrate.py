@@ -7,6 +7,7 @@ import pytest
 from experiments import calibrate, flags, run_folder, simulate, validate
 from experiments.measured_run import MeasuredRun
 from strata_jax import simulation as sim
+from strata_jax.cost_model import CostModel
 from strata_jax.profile import ExecutorCosts
 from tests.experiments import simulated_points
 
@@ -143,6 +144,79 @@ def test_joint_passes_are_those_of_the_runs_executor(tmp_path):
   old = _break(points, tmp_path / "old", "points.jsonl", "", "")
   (old / "config.json").write_text(json.dumps(config))
   assert MeasuredRun(old).buckets(measured.points[0]).joint_tokens == 0
+
+
+@pytest.fixture(scope="module")
+def two_systems(tmp_path_factory):
+  return simulated_points.write(
+    tmp_path_factory.mktemp("two"), SLOWER, ("strata@16", "hicache_paper@32"),
+    ("strata@16:20:40", "hicache_paper@32:20"), repeats=2,
+  )  # fmt: skip
+
+
+def with_costs(points, tmp_path, costs_of):
+  """A copy of the folder, its rows with what `costs_of(row)` says beside what they have."""
+  copy = _break(points, tmp_path, "points.jsonl", "", "")
+  rows = map(json.loads, (copy / "points.jsonl").read_text().splitlines())
+  (copy / "points.jsonl").unlink()
+  run_folder.write_jsonl(copy / "points.jsonl", [{**row, **costs_of(row)} for row in rows])
+  return copy
+
+
+def _load(seconds, **fields):
+  return {"costs": {"load_s_per_token": seconds, "load_latency_s": 0.003}, **fields}
+
+
+def test_other_back_ends_load_at_the_rate_measured_before_serving(two_systems, tmp_path, capsys):
+  token_s = BASE.kv_bytes_token / 15e9
+  copy = tmp_path / "run"
+  copy.mkdir()
+  of_system = {
+    "strata@16": lambda row: _load(1.0, load_io="kernel"),
+    # One value each command, whatever the number of its points.
+    "hicache_paper@32": lambda row: _load(
+      token_s * (0.9 if row["repeat"] else 1.1), command=row["repeat"], load_io="memcpy_async"
+    ),
+  }
+  with_costs(two_systems, copy, lambda row: of_system[row["system"]](row))
+  argv = (f"--run={copy}", "--system=strata@16", "--rate=40")
+  summary = run(tmp_path / "on", *argv)
+  key = "load.memcpy_async@65536"
+  source = f"isolated loads of 2 commands of {copy} before serving, hicache_paper@32"
+  assert summary["fitted"][key]["value"] == pytest.approx(15.0)
+  assert summary["fitted"][key]["source"] == source
+  assert f"taken {key}: 15.0 GB/s, {source}" in capsys.readouterr().err
+  off = run(tmp_path / "off", *argv, "--nomeasured_io")
+  assert set(summary["fitted"]) - set(off["fitted"]) == {key}
+  assert off["fitted"] == {name: summary["fitted"][name] for name in off["fitted"]}
+  assert (off["residuals"], off["kept"]) == (summary["residuals"], summary["kept"])
+  io = sim.io_config(MeasuredRun(copy).chosen(system="hicache_paper@32", rate=20)[0].system)
+  machines = [
+    sim.find_profile("measured", "llama31_8b", tmp_path / folder) for folder in ("on", "off")
+  ]
+  assert CostModel(machines[0], io).load_rate == pytest.approx(15e9)
+  assert CostModel(machines[1], io).load_rate == CostModel(BASE, io).load_rate
+  assert (
+    machines[0]
+    .sources["load.memcpy_async"]["source"]
+    .startswith(f"the point at 65536 bytes {source}; its other points, ")
+  )
+
+
+@pytest.mark.parametrize("costs", [None, {}, {"load_s_per_token": 0.0}])
+def test_costs_that_were_not_measured_leave_the_base_and_a_reason(two_systems, tmp_path, costs):
+  copy = tmp_path / "run"
+  copy.mkdir()
+  with_costs(two_systems, copy, lambda row: {"costs": costs})
+  summary = run(tmp_path / "out", f"--run={copy}", "--system=strata@16", "--rate=40")
+  assert summary["kept"]["load.memcpy_async@65536"] == (
+    "hicache_paper@32 has no measured costs of loads"
+  )
+  text = (tmp_path / "out" / "hardware_measured.json").read_text()
+  assert (
+    json.loads(text)["load"]["memcpy_async"]["source"]
+    == (BASE.sources["load.memcpy_async"]["source"])
+  )
 
 
 def _break(points, tmp_path, name, old, new):
