@@ -158,3 +158,23 @@ def test_overheads_of_a_joint_pass_are_those_of_both_parts():
   )
   one, two = (costs.joint_s([(20, 0), (30, 0)], 7, 100) for costs in (plain, more))
   assert two - one == pytest.approx(2e-3 + 7e-4)
+
+
+@pytest.mark.parametrize(
+  ("backend", "page_size", "in_turn"),
+  [
+    ("kernel", 1, False),
+    ("kernel", 32, False),
+    ("auto", 1, False),
+    ("auto", 31, False),
+    ("auto", 32, True),  # fragments of 128 KiB
+    ("memcpy_async", 1, True),
+    ("memcpy_batch", 32, True),
+    ("copy_engine", 1, True),
+  ],
+)
+def test_parked_loads_come_in_turn_but_for_those_of_a_kernel(backend, page_size, in_turn):
+  io = {"load_backend": backend, "page_size": page_size}
+  assert model(**io, overlap="layer").parked_in_turn == in_turn
+  assert model(**io, overlap="whole").parked_in_turn
+  assert model(**io, overlap="none").parked_in_turn

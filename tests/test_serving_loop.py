@@ -584,3 +584,26 @@ def test_any_workload_under_any_config_gives_the_outputs_without_cache(
     )
   run = _Run(requests, cache=cache, serving=serving, policy=policy, seed=seed)
   run.check_outputs(requests)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+  seed=st.integers(0, 2**20),
+  page_size=st.sampled_from([1, 4]),
+  device_tokens=st.integers(140, 240),
+  in_flight=st.integers(4, 12),
+  join_loading=st.booleans(),
+  order=st.sampled_from(["fcfs", "most_shared"]),
+  gather_requests=st.sampled_from([1, 2]),
+  plan_ahead=st.booleans(),
+)
+def test_so_it_is_where_most_of_what_is_asked_for_is_parked(
+  seed, page_size, device_tokens, in_flight, plan_ahead, **scheduler
+):
+  """Contexts that are in host memory, and others that hit them while they are being loaded."""
+  cache = CacheConfig(page_size=page_size, device_tokens=device_tokens, host_tokens=1024)
+  serving = dataclasses.replace(SERVING, requests_in_flight=in_flight, plan_ahead=plan_ahead)
+  policy = make_policy("strata", SchedulerConfig(ratio_threshold=1.0, **scheduler))
+  requests = _mixed(60, seed=seed, documents=6)
+  run = _Run(requests, cache=cache, serving=serving, policy=policy, seed=seed)
+  run.check_outputs(requests)

@@ -107,6 +107,68 @@ def test_transfers_of_one_direction_queue_and_directions_do_not():
   assert line.down.bytes_moved == 2000 * 131072
 
 
+IN_TURN = [
+  {"load_backend": "auto", "page_size": 32},  # fragments of 128 KiB
+  {"load_backend": "auto", "page_size": 1, "overlap": "whole"},
+  {"load_backend": "kernel", "overlap": "whole"},
+  {"load_backend": "memcpy_async"},
+  {"load_backend": "copy_engine"},
+]
+
+
+@pytest.mark.parametrize("io", IN_TURN, ids=str)
+def test_parked_loads_end_one_after_the_other_in_the_time_of_one(io):
+  line = timeline(**io)
+  pages = {1: 1000, 2: 200, 3: 500}
+  loads = tuple(load(transfer_id, count) for transfer_id, count in pages.items())
+  times = line.start(StepWork(step_id=0, loads=loads, parked_loads=(1, 2, 3)), 2.0)
+  assert times.transfers == pytest.approx({
+    1: 2.0 + line.costs.load_s(1000), 2: 2.0 + line.costs.load_s(1200),
+    3: 2.0 + line.costs.load_s(1700),
+  })  # fmt: skip
+  assert times.transfers[3] == line.down.free_at_s
+  assert line.down.busy_s == pytest.approx(line.costs.load_s(1700))
+  starts = [line._loads[transfer_id].start_s for transfer_id in pages]
+  assert starts == [2.0, times.transfers[1], times.transfers[2]]
+
+
+@pytest.mark.parametrize("backend", ["kernel", "auto"])
+def test_parked_loads_of_a_kernel_layer_by_layer_end_together(backend):
+  line = timeline(load_backend=backend, page_size=1)
+  loads = (load(1, 1000), load(2, 200))
+  times = line.start(StepWork(step_id=0, loads=loads, parked_loads=(1, 2)), 0.0)
+  assert times.transfers == {1: line.costs.load_s(1200), 2: line.costs.load_s(1200)}
+  assert {line._loads[1].start_s, line._loads[2].start_s} == {0.0}
+
+
+def test_loads_that_are_not_parked_end_together_and_the_parked_come_behind_them():
+  line = timeline(load_backend="copy_engine")
+  loads = (load(1, 300), load(2, 1000), load(3, 100), load(4, 50))
+  times = line.start(StepWork(step_id=0, loads=loads, parked_loads=(1, 4)), 0.0)
+  own_s = line.costs.load_s(1100)
+  assert times.transfers == pytest.approx({
+    1: own_s + line.costs.load_s(300), 2: own_s, 3: own_s, 4: own_s + line.costs.load_s(350),
+  })  # fmt: skip
+  later = line.start(StepWork(step_id=1, loads=(load(5, 10),), parked_loads=(5,)), 0.0)
+  assert line._loads[5].start_s == times.transfers[4]
+  assert later.transfers[5] == pytest.approx(times.transfers[4] + line.costs.load_s(10))
+
+
+def test_a_prefill_waits_for_the_parked_load_that_it_reads_and_for_none_behind_it():
+  line = timeline(load_backend="copy_engine", overlap="whole")
+  work = StepWork(step_id=0, loads=(load(1, 20_000), load(2, 20_000)), parked_loads=(1, 2))
+  came = line.start(work, 0.0).transfers
+  for transfer_id in (1, 2):
+    times = line.start(StepWork(step_id=1, prefills=(prefill(10, 20_000, (transfer_id,)),)), 0.0)
+    assert times.stall_s == pytest.approx(came[transfer_id])
+
+
+def test_parked_loads_that_are_free_take_no_turns():
+  line = timeline(load_is_free=True, load_backend="copy_engine")
+  work = StepWork(step_id=0, loads=(load(1, 20), load(2, 30)), parked_loads=(1, 2))
+  assert line.start(work, 1.0).transfers == {1: 1.0, 2: 1.0}
+
+
 def test_evicting_backups_go_before_everything_that_writes():
   line = timeline()
   up_s = line.costs.backup_s(1000)

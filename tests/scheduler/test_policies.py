@@ -151,7 +151,7 @@ def test_unknown_policy():
     make_policy("best")
 
 
-def _random_views(seed: int, policy) -> list[SchedulerView]:
+def random_views(seed: int, policy) -> list[SchedulerView]:
   """Views that a random small workload leads to."""
   rng = random.Random(seed)
   system = ToySystem(
@@ -195,7 +195,7 @@ def test_a_mechanism_switched_off_is_identical_to_its_absence(policy, seed):
   no_deferral = dataclasses.replace(STRATA, deferral=False)
   no_bundles = dataclasses.replace(STRATA, bundles=False)
   only_bundles = dataclasses.replace(STRATA, balance=False)
-  for one in _random_views(seed, make_policy(policy)):
+  for one in random_views(seed, make_policy(policy)):
     assert schedule(one, never) == schedule(one, FCFS)
     absent = dataclasses.replace(stages_of(STRATA), defer=defer.never)
     assert schedule(one, no_deferral) == plan_step(one, STRATA, absent)
@@ -225,13 +225,19 @@ def test_the_published_rule_starves_and_ours_does_not():
 
 
 @settings(max_examples=10, deadline=None)
-@given(limit=st.integers(1, 6), seed=st.integers(0, 1_000), name=st.sampled_from(sorted(POLICIES)))
-def test_waiting_is_bounded_for_every_limit(limit, seed, name):
+@given(
+  limit=st.integers(1, 6),
+  seed=st.integers(0, 1_000),
+  name=st.sampled_from(sorted(POLICIES)),
+  join_loading=st.booleans(),
+)
+def test_waiting_is_bounded_for_every_limit(limit, seed, name, join_loading):
   if name == "strata_paper":
     return
   config = dataclasses.replace(
-    policy_config(name), max_deferrals=limit, max_postponements=limit, max_bypasses=limit
-  )
+    policy_config(name), max_deferrals=limit, max_postponements=limit, max_bypasses=limit,
+    join_loading=join_loading,
+  )  # fmt: skip
   if name == "strata":
     config = dataclasses.replace(config, order="most_shared")
   for scenario in testing.SCENARIOS:

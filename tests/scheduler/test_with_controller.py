@@ -120,6 +120,7 @@ def test_plans_are_carried_out_as_they_stand_and_all_pages_come_back(name, seed)
     {"load_or_compute": "split"},
     {"load_or_compute": "compute"},
     {"rolling_loads": False},
+    {"join_loading": False},
     {"min_load_tokens": 12},
     {"deferral_threshold_tokens": 3, "ratio_threshold": 0.5, "bundle_slack_tokens": 8},
     {"max_deferrals": 1, "max_postponements": 1, "max_bypasses": 1, "ratio_threshold": 0.5},
