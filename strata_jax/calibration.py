@@ -29,6 +29,7 @@ _TELLING_STEPS = 8  # and is fitted where it counts in so many
 _ODD = 3.0  # steps that take so many times what is predicted count as that
 _SHORTEST_S = 1e-6  # of a decode step, whatever its requests: less makes no sense
 _AS_GOOD = 1.1  # times the loss that a fit counted on
+_FEW = 4  # passes with decodes, and without, that tell what these add to a pass
 _ROUNDS = 8  # of which side of a maximum each chunk is on
 
 
@@ -188,12 +189,19 @@ class _Passes:
 
   seconds: np.ndarray  # without what decodes in them add beside their tokens [passes]
   count: np.ndarray  # chunks [passes]
+  joint: np.ndarray  # 1.0: decodes go along [passes]
   backup_s: np.ndarray  # [passes]
   batch_owner: np.ndarray  # int [batches]: what reads the weights once
   tokens: np.ndarray  # with those of decodes in the pass [batches]
   owner: np.ndarray  # int [pieces]: what attends to one context
   products: np.ndarray  # new tokens times mean context [pieces]
   read: np.ndarray  # tokens whose KV is read [pieces]
+
+  @property
+  def of_both_kinds(self) -> int:
+    """Passes with decodes, or without, whichever are fewer."""
+    joint = int(self.joint.sum())
+    return min(joint, len(self.joint) - joint)
 
   def sum(self, values: np.ndarray) -> np.ndarray:
     """Of pieces, by pass."""
@@ -232,6 +240,7 @@ def _passes(
   return _Passes(
     seconds=prefill.prefill_s - decodes_s,
     count=np.array([len(one) for one in prefill.chunks], np.float64),
+    joint=prefill.joint.astype(np.float64),
     backup_s=backup_s, batch_owner=batch_owner.astype(np.int64), tokens=tokens,
     owner=owner.astype(np.int64), products=products, read=read,
   )  # fmt: skip
@@ -243,13 +252,15 @@ class _PassFit:
 
   weights_s: float
   chunk_s: float
+  pass_s: float
+  joint_s: float
   token_s: float
   product_s: float
   telling: tuple[int, int]  # passes in which products by tokens, and those of attention, count
 
   def predict(self, passes: _Passes, fixed_s: float, kv_s: float) -> np.ndarray:
     """Seconds of every pass, without its backups."""
-    seconds = fixed_s + self.chunk_s * passes.count
+    seconds = fixed_s + self.chunk_s * passes.count + self.pass_s + self.joint_s * passes.joint
     seconds = seconds + passes.sum_batches(np.maximum(self.token_s * passes.tokens, self.weights_s))
     attention = np.maximum(self.product_s * passes.products, kv_s * passes.read)
     return seconds + passes.sum(attention)
@@ -259,6 +270,8 @@ def _fit_prefill(
   found: Found, prefill: Steps, backup_s: np.ndarray, step: _DecodeFit, buckets: Buckets | None
 ) -> None:
   """A pass is fixed + chunks + products of tokens, or the weights' reading, + attention.
+
+  To that comes what every pass takes more than a decode step, and what decodes add to one.
 
   What a decode step without requests takes is the reading of the weights and what is fixed; weights
   are read no faster than device memory is copied.
@@ -299,6 +312,12 @@ def _fit_prefill(
   found.put("hardware.weight_read_bytes_per_s", rate, steps)
   found.put("hardware.pass_overhead_s", max(0.0, fixed_s - head_s), steps)
   found.put("executor.chunk_overhead_s", one.chunk_s, steps)
+  found.put("executor.prefill_pass_s", one.pass_s, steps)
+  both = ways[apart].of_both_kinds
+  if both >= _FEW:
+    found.put("executor.joint_pass_s", one.joint_s, both)
+  elif prefill.joint.any():
+    found.keep("executor.joint_pass_s", f"only {both} passes with decodes, or without, to compare")
   if buckets is None:
     found.put("executor.chunks_apart", float(apart), steps)
   else:
@@ -342,10 +361,11 @@ def _fit_pass(
     telling = tuple(count if is_told else 0 for count, is_told in zip(telling, told, strict=True))
     token_s, product_s = (
       float(found) if is_told else rate
-      for found, (_, rate), is_told in zip(fitted[2:], terms, told, strict=True)
+      for found, (_, rate), is_told in zip(fitted[4:], terms, told, strict=True)
     )
     one = _PassFit(
-      weights_s=weights_s, chunk_s=float(fitted[0]), token_s=token_s, product_s=product_s,
+      weights_s=weights_s, chunk_s=float(fitted[0]), pass_s=float(fitted[2]),
+      joint_s=float(fitted[3]), token_s=token_s, product_s=product_s,
       telling=(telling[0], telling[1]),
     )  # fmt: skip
     predicted_s = one.predict(passes, fixed_s, kv_s) + fitted[1] * passes.backup_s
@@ -364,7 +384,9 @@ def _fit_terms(
   passes: _Passes, counts: np.ndarray, terms: tuple[tuple[np.ndarray, float], ...],
   told: list[bool], known: np.ndarray,
 ) -> tuple[float, np.ndarray, list[bool]]:  # fmt: skip
-  """The best coefficients of chunks, backups and `terms`, each a feature and the base's rate.
+  """The best coefficients of chunks, backups, passes, joint ones and `terms`.
+
+  Each term is a feature and the base's rate.
 
   A term that few passes tell of keeps the base's rate. Where all chunks are much alike their number
   may take the place of a term, which would leave it without any meaning: then either chunks cost
@@ -377,13 +399,14 @@ def _fit_terms(
   def fit(counts: np.ndarray, told: list[bool]) -> tuple[float, np.ndarray, list[bool]]:
     kept = [rate * one for (one, rate), is_told in zip(terms, told, strict=True) if not is_told]
     given = known + sum(kept)
-    columns = [counts, passes.backup_s]
+    joint = passes.joint * (passes.of_both_kinds >= _FEW)
+    columns = [counts, passes.backup_s, np.ones_like(known), joint]
     for (one, _), is_told in zip(terms, told, strict=True):
       columns.append(one if is_told else np.zeros_like(one))
-    features = np.stack(columns, axis=1)  # [passes, 2 + terms]
+    features = np.stack(columns, axis=1)  # [passes, 4 + terms]
     fitted = least_absolute.fit(features, passes.seconds, given)
     loss = float(np.mean(least_absolute.errors(features @ fitted + given, passes.seconds)))
-    lost = [is_told and not fitted[2 + term] for term, is_told in enumerate(told)]
+    lost = [is_told and not fitted[4 + term] for term, is_told in enumerate(told)]
     if not any(lost):
       return loss, fitted, told
     left = [is_told and not is_lost for is_told, is_lost in zip(told, lost, strict=True)]

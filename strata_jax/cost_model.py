@@ -11,8 +11,8 @@ weights are read once. A transfer of n fragments takes latency + bytes / rate(ba
 bytes).
 
 What an executor adds (`profile.ExecutorCosts`): an overhead for each chunk and each request of a
-decode step; with `chunks_apart` the matmul of a pass is the sum of its chunks' own. Prefills that
-are padded to buckets cost what the padded shapes do.
+decode step, for each prefill pass and for each joint one; with `chunks_apart` the matmul of a pass
+is the sum of its chunks' own. Prefills that are padded to buckets cost what the padded shapes do.
 """
 
 import dataclasses
@@ -103,6 +103,7 @@ class CostModel:
     else:
       matmul_s = self._matmul_s(tokens)
     matmul_s += len(chunks) * executor.chunk_overhead_s + decodes * executor.decode_request_s
+    matmul_s += self._pass_s(decodes)
     attention_s = read_tokens * self._kv_read_s
     for new, context in chunks:
       products = new * context + 0.5 * new * new
@@ -120,6 +121,7 @@ class CostModel:
     matmul_s = math.fsum(self._matmul_s(tokens) for tokens in batches)
     matmul_s += len(chunks) * self._executor.chunk_overhead_s
     matmul_s += decodes * self._executor.decode_request_s
+    matmul_s += self._pass_s(decodes)
     product_s = self.profile.model.attention_flops_token_context_layer / self._attention_flops
     attention_s = math.fsum(
       max(
@@ -225,6 +227,10 @@ class CostModel:
       params += touched * model.experts * model.expert_params
     flops_s = 2.0 * self._active_params * tokens / self._flops
     return max(flops_s, params * model.weight_item_bytes / self._weight_rate)
+
+  def _pass_s(self, decodes: int) -> float:
+    """What a prefill pass takes whatever is in it, in its layers."""
+    return self._executor.prefill_pass_s + (self._executor.joint_pass_s if decodes else 0.0)
 
   def _allreduce_s(self, tokens: int) -> float:
     """Two ring all-reduces of the bfloat16 activations in each layer."""

@@ -91,6 +91,8 @@ class ExecutorCosts:
   step_gap_s: float = 0.0  # host time before a step during which the device idles
   chunk_overhead_s: float = 0.0  # of each chunk of a prefill
   decode_request_s: float = 0.0  # of each request in a decode step
+  prefill_pass_s: float = 0.0  # that a pass of prefills takes more than a decode step, at least
+  joint_pass_s: float = 0.0  # that decodes in it add to a pass, whatever their number
   chunks_apart: float = 0.0  # 1: each chunk is a pass of its own, which reads the weights
   loads_hold_compute: float = 0.0  # 1: compute waits for every load launched before or with it
   backups_hold_compute: float = 0.0  # share of its backups' time that a step waits for
