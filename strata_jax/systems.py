@@ -255,9 +255,9 @@ _PRESETS = (
   dataclasses.replace(
     _strata, name="strata_auto", page_size=32, load_backend="auto",
     description="Strata on pages of 32: loads, too, by the way measured to be the fastest; contexts"
-    " that most of the waiting share come first, small prefills are gathered",
-    version="as published; waiting limits of 8, of bypasses 32; order and gathering added",
-    scheduler=SchedulerConfig(order="most_shared", max_bypasses=32, gather_requests=2),
+    " that most of the waiting share come first",
+    version="as published; waiting limits of 8, of bypasses 32, and an order added",
+    scheduler=SchedulerConfig(order="most_shared", max_bypasses=32),
   ),
   dataclasses.replace(
     _strata, name="strata_io", description="Strata's I/O alone: FCFS", policy=_FCFS

@@ -317,7 +317,6 @@ def test_preempted_requests_come_back_at_their_place():
   assert admission.readmitted
   assert admission.device_hit_tokens == 0  # all of it had been counted or computed before
   assert admission.compute_tokens == 1
-  assert h.view().running[0].decoded_steps == 0  # since its prompt, outputs included
   for _ in range(3):
     h.view()
     h.apply(decode=(first,))
@@ -381,13 +380,12 @@ def test_running_views():
   (running,) = view.running
   assert not view.in_flight
   assert (running.phase, running.context_tokens, running.next_pages) == ("decode", 18, 0)
-  assert (running.output_tokens_left, running.decoded_steps) == (5, 0)
+  assert running.output_tokens_left == 5
   for _ in range(2):
     h.apply(decode=(request,))
     h.step_done()
     (running,) = h.view().running
   assert (running.context_tokens, running.next_pages, running.held_pages) == (20, 1, 5)
-  assert running.decoded_steps == 2
   h.apply(decode=(request,))
   h.step_done()
   assert h.view().running[0].held_pages == 6

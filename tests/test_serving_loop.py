@@ -594,7 +594,6 @@ def test_any_workload_under_any_config_gives_the_outputs_without_cache(
   in_flight=st.integers(4, 12),
   join_loading=st.booleans(),
   order=st.sampled_from(["fcfs", "most_shared"]),
-  gather_requests=st.sampled_from([1, 2]),
   plan_ahead=st.booleans(),
 )
 def test_so_it_is_where_most_of_what_is_asked_for_is_parked(

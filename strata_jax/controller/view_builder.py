@@ -51,7 +51,6 @@ def running_view(state: RequestState, tiers: CacheTiers) -> RunningView:
       context_tokens=context,
       next_pages=1 if context >= state.page_count * tiers.page_size else 0,
       output_tokens_left=left if left > 0 else 0,
-      decoded_steps=state.length - state.prompt_tokens - 1,
       held_pages=_held_pages(state, tiers.page_size),
       tenant=state.request.tenant,
     )

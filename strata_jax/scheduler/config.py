@@ -40,8 +40,6 @@ class SchedulerConfig:
   rolling_loads: bool = True  # parked requests resume one by one and others join; off: as a batch
   join_loading: bool = True  # who hits pages that a parked request loads joins the parked
   window_s: float = 0.2  # rolling loads: others join while fewer seconds of loads are on their way
-  gather_requests: int = 1  # fewer small prefills are held back while others decode; 1: none
-  gather_steps: int = 4  # until so many decode steps after the last prefill
   layerwise: bool = True  # compute may start while its load runs, layer by layer
 
   dedup: bool = False  # in-queue de-duplication as SGLang does it: later twins go to the end
@@ -78,10 +76,9 @@ class SchedulerConfig:
       "dedup_max_waiting",
     ):
       validation.check_number(self, field, minimum=0.0)
-    validation.check_int(self, "gather_requests", minimum=1)
     for field in ("max_deferrals", "max_postponements", "max_bypasses"):
       validation.check_number(self, field, minimum=1)
-    for field in ("gather_steps", "min_load_tokens", "running_reserve_tokens"):
+    for field in ("min_load_tokens", "running_reserve_tokens"):
       validation.check_int(self, field, minimum=0)
     for field in ("deferral", "balance", "refill", "bundles", "bubble_filling"):
       validation.check_choice(self, field, (False, True))

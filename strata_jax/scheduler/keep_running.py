@@ -141,17 +141,11 @@ def keep_reserve(round_: Round) -> None:
 
 
 def lengthen_decode(round_: Round) -> None:
-  """Asks for several decode steps at once when nothing but decode can happen in them.
-
-  Or should: while prefills are gathered those that are ready wait anyhow.
-  """
+  """Asks for several decode steps at once when nothing but decode can happen in them."""
   most = round_.view.budgets.decode_steps
-  if round_.gather_steps_left:
-    most = min(most, round_.gather_steps_left)
-  else:
-    busy = round_.entries or round_.resume or round_.view.parked is not None
-    if busy or round_.deferred or round_.held:
-      return
+  busy = round_.entries or round_.resume or round_.view.parked is not None
+  if busy or round_.deferred or round_.held:
+    return
   if most == 1 or not round_.decode or round_.preempt:
     return
   chosen = set(round_.decode)

@@ -14,8 +14,7 @@ Then it is admitted no later than in its (E + max_bypasses + max_postponements +
 which anybody is admitted and it is not deferred; and it is deferred in at most max_deferrals + 1
 rounds in which what it waits for makes no progress. Rounds held for a prefetch do not count, nor
 those in which it would load but the window of rolling loads is full and no later arrival loads (the
-window empties at the speed of the link), nor those in which its prefill is held back for others
-(`gather_steps` decode steps at most); a request that is preempted itself starts anew.
+window empties at the speed of the link); a request that is preempted itself starts anew.
 
 What the controller counts, from the plan: `deferrals` + 1 for each of `plan.deferred` that was
 deferred before and whose producer has computed nothing of the nodes it waited on (`after`) since;
@@ -35,7 +34,6 @@ from strata_jax.scheduler import admit as admission
 from strata_jax.scheduler import defer as deferral
 from strata_jax.scheduler import fill_bubble as bubbles
 from strata_jax.scheduler import form_batch as batches
-from strata_jax.scheduler import gather as gathering
 from strata_jax.scheduler import keep_running
 from strata_jax.scheduler import load_or_compute as loading
 from strata_jax.scheduler import order as orders
@@ -70,7 +68,6 @@ class Stages:
   admit: Callable[[Round, Candidate, admission.LoadOrCompute], Offer | None] = admission.admit
   form_batch: Callable[[Round, Sequence[int], batches.TryAdmit], None] = batches.in_order
   fill_bubble: Callable[[Round], None] = bubbles.leave
-  gather: Callable[[Round], None] = gathering.at_once
 
 
 @functools.lru_cache(maxsize=256)
@@ -83,7 +80,6 @@ def stages_of(config: SchedulerConfig) -> Stages:
     load_or_compute=_LOAD_OR_COMPUTE[config.load_or_compute],
     form_batch=batches.balanced if config.balance or config.bundles else batches.in_order,
     fill_bubble=bubbles.with_decode if config.bubble_filling else bubbles.leave,
-    gather=gathering.small_prefills if config.gather_requests > 1 else gathering.at_once,
   )
 
 
@@ -109,7 +105,6 @@ def plan_step(view: SchedulerView, config: SchedulerConfig, stages: Stages) -> S
   if view.waiting and not round_.full:
     _admit_waiting(round_, stages)
     stages.fill_bubble(round_)
-  stages.gather(round_)
   keep_running.use_tokens_left(round_)
   keep_running.lengthen_decode(round_)
   return round_.plan()
@@ -160,7 +155,6 @@ _OFF = {
   "balance": False,
   "bundles": False,
   "bubble_filling": False,
-  "gather_requests": 1,
   "dedup": False,
 }  # fmt: skip
 
@@ -176,7 +170,6 @@ POLICIES: dict[str, dict[str, Any]] = {
     "max_postponements": math.inf,
     "max_bypasses": math.inf,
     "rolling_loads": False,
-    "gather_requests": 1,
   },
 }
 """Policies by name: the fields of SchedulerConfig that each one sets."""

@@ -116,7 +116,7 @@ class Round:
     self.postponed: list[int] = []
     self.refused: dict[int, views.Refused] = {}
     self.cancel_prefetch: list[int] = []
-    self.held: set[int] = set()  # wait for their prefetch, or for others to compute with
+    self.held: set[int] = set()  # wait for their prefetch
     self.park: tuple[int, ...] = ()
     self.resume: tuple[int, ...] = ()
     self.decode: tuple[int, ...] = ()
@@ -126,7 +126,6 @@ class Round:
     self.cut: Candidate | None = None  # prefills already; its chunk ended for want of tokens
     self.window_waits: set[int] = set()  # need loads, and the window of rolling loads is full
     self.loads_closed = False  # an urgent one is among them: nobody else loads
-    self.gather_steps_left = 0  # decode steps for which small prefills are held back
     self.closed = False  # nobody else is admitted in this round
     self._last_arrived = -1
     self._last_loading = -1
@@ -241,20 +240,6 @@ class Round:
     pins, pages = self.unpinned(candidate, candidate.hit_tokens)
     self.pinned.update(pins)
     self.pages_left -= pages
-
-  def hold_back(self, request_ids: Sequence[int]) -> None:
-    """Leaves out what computes: these chosen requests wait on, the resumed stay parked."""
-    held = set(request_ids)
-    self.held |= held
-    self.chosen -= held
-    self.resume = ()
-    self.entries = [entry for entry in self.entries if entry.request_id not in held]
-    self.cancel_prefetch = [one for one in self.cancel_prefetch if one not in held]
-    self.bundled = [one for one in self.bundled if one not in held]
-    arrived = (
-      i for i, request in enumerate(self.view.waiting) if request.request_id in self.chosen
-    )
-    self._last_arrived = max(arrived, default=-1)
 
   def unpinned(self, candidate: Candidate, end: int) -> tuple[tuple[int, ...], int]:
     """Evictable device nodes of the hit before `end` that nothing pins yet, and their pages."""

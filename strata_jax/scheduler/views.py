@@ -84,7 +84,6 @@ class RunningView(NamedTuple):
   tail_tokens: int = 0
   next_pages: int = 0
   output_tokens_left: int = 0
-  decoded_steps: int = 0  # since its prompt was computed
   held_pages: int = 0  # device pages that its preemption would release or make evictable
   load_tokens_left: int | None = None  # parked: of the loads that it waits for; None: not known
   tenant: str = ""

@@ -19,7 +19,7 @@ from strata_jax.scheduler.policies import (
   schedule,
   stages_of,
 )
-from strata_jax.scheduler.views import Costs, ParkedView, Producer, SchedulerView
+from strata_jax.scheduler.views import ParkedView, Producer, SchedulerView
 from strata_jax.toy_system import ToyRequest, ToySystem
 from tests.scheduler import golden_cases
 from tests.scheduler.build import admitted, budgets, decodes, deferred, prefills, view, waits
@@ -243,31 +243,6 @@ def test_waiting_is_bounded_for_every_limit(limit, seed, name, join_loading):
   for scenario in testing.SCENARIOS:
     shorter = dataclasses.replace(scenario, rounds=40)
     testing.run_scenario(shorter, lambda one: schedule(one, config), config=config, seed=seed)
-
-
-@settings(max_examples=10, deadline=None)
-@given(
-  limit=st.integers(1, 6),
-  seed=st.integers(0, 1_000),
-  gather_requests=st.integers(2, 6),
-  gather_steps=st.sampled_from([1, 4, 16]),
-)
-def test_so_it_is_while_prefills_are_gathered(limit, seed, gather_requests, gather_steps):
-  config = SchedulerConfig(
-    order="most_shared", gather_requests=gather_requests, gather_steps=gather_steps,
-    max_deferrals=limit, max_postponements=limit, max_bypasses=limit,
-    balance_by="predicted_seconds", seconds_threshold=0.5,
-  )  # fmt: skip
-  costs = Costs(load_s_per_token=1e-5, compute_s_per_token=1e-5, decode_step_s=0.01)
-
-  def policy(one):
-    plan = schedule(one, config)
-    testing.check_plan(one, plan)
-    return plan
-
-  for scenario in testing.SCENARIOS:
-    shorter = dataclasses.replace(scenario, rounds=40)
-    testing.run_scenario(shorter, policy, config=config, seed=seed, costs=costs)
 
 
 def test_deferral_computes_a_shared_prompt_once():

@@ -126,7 +126,6 @@ def test_plans_are_carried_out_as_they_stand_and_all_pages_come_back(name, seed)
     {"max_deferrals": 1, "max_postponements": 1, "max_bypasses": 1, "ratio_threshold": 0.5},
     {"running_reserve_tokens": 0},
     {"order": "most_shared"},
-    {"gather_requests": 4, "gather_steps": 9},
   ],
   ids=str,
 )
