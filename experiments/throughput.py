@@ -12,6 +12,8 @@ before later points only the device is emptied. A TTFT counts from the scheduled
 whose caches are alike take turns at the same pools. `auto` searches the rates that bracket
 `--targets`, a first guess behind it.
 
+`--checked_requests` compares outputs with those of the same requests alone, without a cache.
+
 Writes `config.json`, `points.jsonl` (a line a point), `requests.jsonl.gz`, `steps.jsonl.gz` and
 `summary.json` to --out. Run again with the same --out it adds the points that are missing.
 `python -m experiments.throughput_table` makes the table of throughput at equal mean TTFT.
@@ -77,6 +79,10 @@ FLAGS.add_flag(
   "isolated requests without cache, whose mean TTFT is T_ref; by default one about each context",
 )  # fmt: skip
 FLAGS.add_flag("costs", str, "measured", "measured: policies see measured costs; or unknown")
+FLAGS.add_flag(
+  "checked_requests", int, 0,
+  "of every point, asked again alone and without cache: their outputs must be the same",
+)  # fmt: skip
 FLAGS.add_flag("time_limit_s", float, math.inf, "no point begins that would end later than this")
 FLAGS.add_flag("point_limit_s", float, 120.0, "a point that lasts longer is cut: not sustained")
 FLAGS.add_flag("seed", int, 0, "of weights, lengths, order and arrivals")
@@ -93,8 +99,8 @@ FLAGS.add(ExecutorConfig)
 FLAGS.add_flag("out", str, "runs/throughput", "folder that the run writes or goes on with")
 
 
-def main(args: flags.Args) -> None:
-  """Runs the experiment."""
+def main(args: flags.Args) -> int:
+  """Runs the experiment. Returns 1 when outputs differ that must be the same."""
   began_s = time.monotonic()
   serve_setup.share_the_interpreter()
   contenders = throughput_plan.contenders(args.systems, args.rates)
@@ -144,6 +150,11 @@ def main(args: flags.Args) -> None:
       **run_folder.command_facts(),
     },
   )
+  wrong = [row for row in folder.rows if row.get("outputs_identical") is False]
+  for row in wrong:
+    run_folder.say(f"{row['system']} at {row['rate_rps']:g} requests/s, repeat {row['repeat']}: "
+                   f"other outputs of requests {row['different_requests']}")  # fmt: skip
+  return 1 if wrong else 0
 
 
 def _measure(
@@ -164,7 +175,7 @@ def _measure(
       if time.monotonic() - began_s + will_take_s > args.time_limit_s:
         not_reached.append(str(point))
         continue
-      found = bench.run(point)
+      found = bench.run(point, checked_requests=args.checked_requests)
       row = {**found.row, **reference}
       folder.add(row, found.requests, found.steps)
       run_folder.say(f"{time.monotonic() - began_s:.0f} s: {_line(row)}")
@@ -197,6 +208,9 @@ def _check(args: flags.Args) -> None:
     value = getattr(args, name)
     if value is not None and value < 1:
       raise flags.UsageError(f"--{name}: expected an integer >= 1, got {value}")
+  if args.checked_requests < 0:
+    raise flags.UsageError(f"--checked_requests: expected an integer >= 0, got "
+                           f"{args.checked_requests}")  # fmt: skip
   for name in ("time_limit_s", "point_limit_s"):
     if not getattr(args, name) > 0:
       raise flags.UsageError(f"--{name}: expected a number > 0, got {getattr(args, name)}")

@@ -15,6 +15,7 @@ from strata_jax.config import CacheConfig, ModelConfig, ServingConfig
 from strata_jax.executors.jax_executor import JaxExecutor
 from strata_jax.metrics import ServingResult
 from strata_jax.models.llama import Params
+from strata_jax.scheduler.config import SchedulerConfig
 from strata_jax.scheduler.policies import Policy
 from strata_jax.scheduler.views import Costs
 from strata_jax.workloads import arrivals, folding
@@ -120,8 +121,12 @@ class Bench:
     times = [r.ttft_s for r in result.requests[1:] if r.ttft_s is not None]
     return sum(times) / len(times)
 
-  def run(self, point: Point) -> Measured:
-    """Brings the cache into its initial state and serves the workload at the point's rate."""
+  def run(self, point: Point, *, checked_requests: int = 0) -> Measured:
+    """Brings the cache into its initial state and serves the workload at the point's rate.
+
+    Of what read cached pages, so many requests are served again afterwards, alone and without
+    cache: their outputs have to be the same.
+    """
     began_s = time.monotonic()
     (contender,) = [c for c in self._contenders if c.label == point.label]
     config, system, io = self._config, contender.system, executor_flags.io_of(contender.system)
@@ -141,6 +146,7 @@ class Bench:
         requests, controller=controller, policy=policy, executor=timer, serving=config.serving,
         progress=lambda done, _: bar.update(done),
       )  # fmt: skip
+    checks = self._check(tiers, executor, requests, result, checked_requests)
     return Measured(
       result=result,
       row={
@@ -152,12 +158,46 @@ class Bench:
         "costs": costs,
         "decode_shares": executor.decode_shares,
         "recompiles": executor.recompiles - compiled_before,
+        **checks,
         "prepare_s": prepared_s,
         "wall_s": time.monotonic() - began_s,
       },
       requests=[_request_row(record) for record in result.requests],
       steps=_step_rows(result, timer),
     )
+
+  def _check(
+    self, tiers: "_Tiers", executor: JaxExecutor, requests: Sequence[Request],
+    result: ServingResult, count: int,
+  ) -> dict[str, Any]:  # fmt: skip
+    """Serves some requests again without cache and compares; the device is empty then."""
+    hits = [
+      index
+      for index, record in enumerate(result.requests)
+      if record.outcome == "finished" and record.device_hit_tokens + record.host_hit_tokens
+    ]
+    chosen = hits[:: max(1, len(hits) // count)][:count] if count else []
+    if not chosen:
+      return {"checked_requests": 0, "outputs_identical": None, "different_requests": []}
+    warm_cache.flush_device(tiers.warm, executor)
+    alone = serving_loop.serve(
+      [
+        dataclasses.replace(requests[index], arrival_s=None, abort_s=None, follows=None)
+        for index in chosen
+      ],
+      controller=tiers.controller(cached=False),
+      policy=policy_loading.load_policy(REFERENCE, SchedulerConfig()),
+      executor=executor,
+      serving=dataclasses.replace(self._config.serving, requests_in_flight=1),
+    )
+    identical, different = metrics.identical_outputs(
+      [result.requests[index] for index in chosen], alone.requests
+    )
+    return {
+      "checked_requests": len(chosen),
+      "outputs_identical": identical,
+      "different_requests": different,
+    }
 
   def _requests(self, point: Point) -> list[Request]:
     """The workload with the point's own questions and its repeat's arrivals."""

@@ -35,6 +35,20 @@ def _run(capsys, out, *arguments):
   return summary, [json.loads(line) for line in (out / "points.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
+def test_other_outputs_than_without_a_cache_are_an_error(tmp_path, capsys):
+  one = ["--systems=device_put@8", "--rates=device_put@8:50", "--checked_requests=3"]
+  assert throughput.main(throughput.FLAGS.parse([*_TINY, f"--out={tmp_path / 'run'}", *one])) == 0
+  path = tmp_path / "run" / "points.jsonl"
+  row = json.loads(path.read_text())
+  assert row["checked_requests"] == 3
+  path.write_text(json.dumps({**row, "outputs_identical": False, "different_requests": [7]}) + "\n")
+  assert throughput.main(throughput.FLAGS.parse([*_TINY, f"--out={tmp_path / 'run'}", *one])) == 1
+  assert "device_put@8 at 50 requests/s, repeat 0: other outputs of requests [7]" in (
+    capsys.readouterr().err
+  )
+
+
 def _gz(path):
   with gzip.open(path, "rt", encoding="utf-8") as file:
     return [json.loads(line) for line in file]
@@ -168,6 +182,7 @@ def test_a_search_brackets_the_target_and_goes_on_where_it_was(tmp_path, capsys)
     (["--systems=strata@0"], r"--systems: expected a page size >= 1, got strata@0"),
     (["--systems=strata", "--rates=strata"], r"--rates: expected numbers > 0 behind strata"),
     ([*_TWO, "--repeats=0"], r"--repeats: expected an integer >= 1, got 0"),
+    ([*_TWO, "--checked_requests=-1"], r"--checked_requests: expected an integer >= 0, got -1"),
     ([*_TWO, "--model=big"], r"--model: expected one of llama31_8b"),
     ([*_TWO, "--costs=high"], r"--costs: expected one of measured, unknown"),
     ([*_TWO, "--initial_cache=hot"], r"--initial_cache: expected one of cold, host_warm"),

@@ -9,6 +9,7 @@ from experiments.throughput_bench import Bench, BenchConfig
 from experiments.throughput_plan import Contender, Point
 from strata_jax import metrics, systems
 from strata_jax.config import MODELS, ServingConfig
+from strata_jax.executors import page_mover
 from strata_jax.models import random
 
 _CONFIG = BenchConfig(
@@ -30,6 +31,23 @@ def _bench(names, **changes):
   workload = synthetic_flags.generate("loogle_like_spread", _SHAPE, 0)
   params = random.random_params(_CONFIG.model, 0)
   return Bench(dataclasses.replace(_CONFIG, **changes), params, workload, contenders)
+
+
+@pytest.mark.slow
+def test_outputs_are_checked_against_those_without_a_cache(monkeypatch):
+  bench = _bench(("vllm_lmcache_like", "device_put"))
+  point = Point(label="first", rate_rps=40.0, repeat=0)
+  row = bench.run(point, checked_requests=4).row
+  assert (row["checked_requests"], row["outputs_identical"]) == (4, True)
+  row = bench.run(dataclasses.replace(point, repeat=1)).row  # and what is cached is as it was
+  assert row["host_hit_tokens"] > 150
+  assert (row["checked_requests"], row["outputs_identical"]) == (0, None)
+  # Loads that bring nothing: what is read is not what was computed.
+  monkeypatch.setattr(page_mover.PageMover, "load", lambda self, host, pools, *slots: pools)
+  row = bench.run(dataclasses.replace(point, repeat=2), checked_requests=100).row
+  assert row["checked_requests"] == row["finished"] == 9
+  assert row["outputs_identical"] is False
+  assert row["different_requests"]
 
 
 @pytest.mark.slow
