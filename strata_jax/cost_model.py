@@ -31,6 +31,8 @@ BACKENDS = (
 OVERLAPS = ("none", "whole", "layer")
 # `auto` loads fragments of so many bytes and more by copies of the driver, not by the kernel.
 DRIVER_FRAGMENT_BYTES = 128 << 10
+# And parked ones by copies of whole pages, of so many bytes and more.
+DRIVER_PAGE_BYTES = 256 << 10
 # Blocks of the kernel by direction: few ones fill the link already.
 LOAD_BLOCKS, STORE_BLOCKS, UNCAPPED_BLOCKS = 2, 1, 8
 
@@ -185,9 +187,8 @@ class CostModel:
   def parked_in_turn(self) -> bool:
     """Whether parked loads come one after the other: layer by layer a kernel brings all at once."""
     io = self.io
-    fragment_bytes = self._page_bytes() / self.layers
     by_kernel = io.load_backend == "kernel" or (
-      io.load_backend == "auto" and fragment_bytes < DRIVER_FRAGMENT_BYTES
+      io.load_backend == "auto" and self._page_bytes() < DRIVER_PAGE_BYTES
     )
     return not (by_kernel and io.overlap == "layer")
 

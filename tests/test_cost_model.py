@@ -4,8 +4,10 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from strata_jax import config as config_lib
 from strata_jax import profile as profiles
 from strata_jax.cost_model import CostModel, IoConfig
+from strata_jax.executors import choices
 from strata_jax.executors.buckets import Buckets
 
 PROFILE = profiles.load("h200_llama31_8b")
@@ -166,8 +168,8 @@ def test_overheads_of_a_joint_pass_are_those_of_both_parts():
     ("kernel", 1, False),
     ("kernel", 32, False),
     ("auto", 1, False),
-    ("auto", 31, False),
-    ("auto", 32, True),  # fragments of 128 KiB
+    ("auto", 2, True),  # pages of 256 KiB
+    ("auto", 32, True),
     ("memcpy_async", 1, True),
     ("memcpy_batch", 32, True),
     ("copy_engine", 1, True),
@@ -178,3 +180,6 @@ def test_parked_loads_come_in_turn_but_for_those_of_a_kernel(backend, page_size,
   assert model(**io, overlap="layer").parked_in_turn == in_turn
   assert model(**io, overlap="whole").parked_in_turn
   assert model(**io, overlap="none").parked_in_turn
+  if backend == "auto":  # as the executor does it
+    page_layout = config_lib.MODELS["llama31_8b"].page_layout(page_size)
+    assert (choices.loads_aside(backend, page_layout, on_gpu=True) is not None) == in_turn

@@ -5,13 +5,12 @@ import jax.numpy as jnp
 
 from strata_jax import attention, config
 from strata_jax.attention import hopper
-from strata_jax.cost_model import DRIVER_FRAGMENT_BYTES
+from strata_jax.cost_model import DRIVER_FRAGMENT_BYTES, DRIVER_PAGE_BYTES
 from strata_jax.executors import fragment_copies, gated_loads, side_copies
 from strata_jax.tiers import layout
 
 OVERLAPS = ("layer", "whole")
 STAGED = "staged"  # see `staged_loads`
-_DRIVER_PAGE_BYTES = 256 << 10
 
 
 def choose_attention(
@@ -104,7 +103,7 @@ def loads_aside(io: str, page_layout: layout.PageLayout, on_gpu: bool) -> str | 
   if not on_gpu:
     return None
   if io == "auto":  # one copy a page: of smaller ones the driver makes less than the kernel
-    return STAGED if page_layout.page_bytes >= _DRIVER_PAGE_BYTES else None
+    return STAGED if page_layout.page_bytes >= DRIVER_PAGE_BYTES else None
   return io if io in fragment_copies.BACKENDS else None
 
 
