@@ -380,13 +380,16 @@ class JaxExecutor:
   def _start_aside(
     self, copies: side_copies.SideCopies, work: protocol.LoadWork | protocol.BackupWork
   ) -> None:
-    event = protocol.LoadDone if isinstance(work, protocol.LoadWork) else protocol.BackupDone
+    is_load = isinstance(work, protocol.LoadWork)
+    event = protocol.LoadDone if is_load else protocol.BackupDone
+    # A parked load counts as done once its last part is to be spread, behind the step under way.
+    ready = (lambda: None) if is_load or self._staged is None else self._staged.spread_over
 
     def done(error: BaseException | None) -> None:
       self._watcher.post(error or event(work.transfer_id, self.now_s()))
 
     self._watcher.expect(1)
-    copies.start(work.host_slots, work.device_slots, done)
+    copies.start(work.host_slots, work.device_slots, done, ready)
 
   def _launch_load(self, work: protocol.LoadWork, step: RunningStep) -> None:
     self._move_in(work.host_slots, work.device_slots)

@@ -1,10 +1,10 @@
 """Transfers by the CUDA driver beside everything else: no program of the compute waits for them.
 
-That is right for two kinds. A backup's pages were written by steps that are over, and nothing
-writes them before it is done. A parked load's pages are nobody's before it is done: the executor
-launches nothing that reads them (`staged_loads` is the faster way for those, this one copies
-fragments as published systems do). So their copies need no order with the compute: they run on a
-stream of their own. A thread submits them and waits for them.
+That is right for two kinds. A backup's pages were written by steps that are over, or by a load that
+it waits for here, and nothing writes them before it is done. A parked load's pages are nobody's
+before it is done: the executor launches nothing that reads them (`staged_loads` is the faster way
+for those, this one copies fragments as published systems do). So their copies need no order with
+the compute: they run on a stream of their own. A thread submits them and waits for them.
 
 The inputs of a step get across the link when the driver has run out of copies, whatever stream they
 stand in. So it runs out of a load's between two calls.
@@ -38,12 +38,21 @@ class SideCopies:
     self._jobs = jobs
     workers.start(self, _work, jobs, copies, side, to_device)
 
-  def start(self, host_slots: np.ndarray, device_slots: np.ndarray, done: Done) -> None:
-    """Starts the copies of some pages, int32 [pages] both; `done` is called in the thread."""
-    self._jobs.put((host_slots, device_slots, done))
+  def start(
+    self,
+    host_slots: np.ndarray,
+    device_slots: np.ndarray,
+    done: Done,
+    ready: Callable[[], object] = lambda: None,
+  ) -> None:
+    """Starts the copies of some pages, int32 [pages] both, once `ready` has returned.
+
+    Both functions are called in the thread.
+    """
+    self._jobs.put((host_slots, device_slots, done, ready))
 
 
-_Job = tuple[np.ndarray, np.ndarray, Done]
+_Job = tuple[np.ndarray, np.ndarray, Done, Callable[[], object]]
 
 
 def _work(
@@ -53,9 +62,10 @@ def _work(
   to_device: bool,
 ) -> None:
   while (job := jobs.get()) is not None:
-    host_slots, device_slots, done = job
+    host_slots, device_slots, done, ready = job
     error: BaseException | None = None
     try:
+      ready()
       at_once = max(1, _PAGES_AT_ONCE // max(1, len(host_slots)))
       for some in copies.by_layer(
         host_slots, device_slots, to_device=to_device, layers_at_once=at_once
@@ -67,4 +77,4 @@ def _work(
     except BaseException as found:  # whoever waits for the transfer must hear of it
       error = found
     done(error)
-    del job, host_slots, device_slots, done  # nothing stays alive while there is nothing to do
+    del job, host_slots, device_slots, done, ready  # nothing stays alive without anything to do

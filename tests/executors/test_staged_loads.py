@@ -138,6 +138,33 @@ def test_an_executor_parks_by_them(monkeypatch, buffer_pages):
   assert drive.executor.recompiles == 0
 
 
+def test_a_backup_beside_a_step_waits_for_what_is_still_to_be_spread(monkeypatch):
+  """Its stream is not the compute's: an event of the load alone does not put it behind the load."""
+  monkeypatch.setattr(choices, "backups_aside", lambda *args: "copy_engine")
+  drive = test_overlap.make_driver("whole")
+  kept, executor = test_overlap.fill_host(drive)[1], drive.executor
+  ones = jax.numpy.ones((512, 512))
+
+  @jax.jit
+  def late(slots):
+    result = jax.lax.fori_loop(0, 50, lambda _, one: jax.numpy.sin(one @ ones), ones)
+    return slots + (result[0, 0] > 2)
+
+  spread = executor._staged._spread
+  executor._staged._spread = lambda buffer, pools, slots, count: spread(
+    buffer, pools, late(slots), count
+  )
+  slots = np.arange(40, 40 + len(kept))
+  load = drive.load_work(kept, slots, transfer_id=5)
+  (done,) = drive.step(loads=(load,), parked_loads=(5,))
+  assert done == protocol.LoadDone(5, done.at_s)
+  to = np.setdiff1d(np.arange(test_overlap.HOST_PAGES), kept)[: len(kept)]
+  drive.backup(slots, to)
+  np.testing.assert_array_equal(
+    host.read_pages(executor.host_pool, to), host.read_pages(executor.host_pool, kept)
+  )
+
+
 def test_an_error_of_the_driver_reaches_who_waits(monkeypatch):
   drive = test_overlap.make_driver("whole")
 
