@@ -75,18 +75,20 @@ class GatedLoads:
 
     def act(layer: int, stream: int) -> None:
       nonlocal known
-      self._call("cudaEventRecord", self._reached[layer], stream)
-      if layer == 0:  # the pages that are written may still be read, those read just be written
-        self._side.wait_for(stream)
-        self._jobs.put(submit)
-      while known <= layer:
-        error = submitted.get()
-        if error is not None:
-          submitted.put(error)  # for the layers that follow, whose copies nobody submits
-          raise error
-        known += 1
-      self._call("cudaStreamWaitEvent", stream, self._events[layer], 0)
-      self._call("cudaEventRecord", self._passed[layer], stream)
+      try:
+        self._call("cudaEventRecord", self._reached[layer], stream)
+        if layer == 0:  # the pages that are written may still be read, those read just be written
+          self._side.wait_for(stream)
+          self._jobs.put(submit)
+        while known <= layer:
+          if (error := submitted.get()) is not None:
+            raise error
+          known += 1
+        self._call("cudaStreamWaitEvent", stream, self._events[layer], 0)
+        self._call("cudaEventRecord", self._passed[layer], stream)
+      except BaseException as error:
+        submitted.put(error)  # for the gates that follow, which may wait for what nobody submits
+        raise
 
     def hold(layer: int, pool: jax.Array) -> jax.Array:
       held.append(layer)

@@ -172,6 +172,32 @@ def test_a_copy_that_is_refused_is_raised_where_it_is_waited_for(runtime, monkey
     jax.block_until_ready(gate.hold(1, pools[1]))  # and waits for nothing that will not come
 
 
+def test_no_gate_waits_for_copies_that_the_first_could_not_start(runtime, monkeypatch):
+  def fail(self, stream):
+    raise RuntimeError("cudaStreamWaitEvent: CUDA error 700")
+
+  monkeypatch.setattr(cpu_driver.SideStream, "wait_for", fail)
+  pools, host_pool = device.make_device_pool(LAYOUT, 9), host.make_host_pool(LAYOUT, 7)
+  gated = make("copy_engine", pools, host_pool)
+  gated._program = lambda pool: pool  # the actions are taken below
+  gate = gated.begin(np.array([1], np.int32), np.array([2], np.int32))
+  errors = []
+
+  def act():
+    try:
+      gated._actions.get_nowait()(0)
+    except RuntimeError as error:
+      errors.append(str(error))
+
+  for layer, pool in enumerate(pools):
+    gate.hold(layer, pool)
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+  assert errors == ["cudaStreamWaitEvent: CUDA error 700"] * LAYOUT.num_layers
+
+
 def test_an_error_of_cuda_is_raised(runtime, monkeypatch):
   monkeypatch.setattr(Runtime, "cudaEventCreateWithFlags", lambda self, flags: (700, None))
   pools, host_pool = device.make_device_pool(LAYOUT, 2), host.make_host_pool(LAYOUT, 2)
