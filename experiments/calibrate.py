@@ -31,6 +31,7 @@ from strata_jax import (
 from strata_jax.calibration_isolated import IsolatedLoads
 from strata_jax.calibration_steps import Steps
 from strata_jax.executors.buckets import Buckets
+from strata_jax.profile import Profile
 from strata_jax.systems import SystemConfig
 
 FLAGS = flags.FlagSet("Fits a profile of the simulation to measured steps.")
@@ -61,11 +62,13 @@ def main(args: flags.Args) -> None:
   """Runs the experiment."""
   if not args.run:
     raise flags.UsageError("--run: expected a folder")
+  flags.check_folder("run", args.run)
+  flags.check_folder("base_folder", args.base_folder)
   with flags.usage_errors():
     base_folder = args.base_folder or profile.FOLDER
     base = profile.load(args.base_profile, base_folder)
     calibrated_profile.check_name(args.name, args.base_profile, base_folder)
-    measured = _measured(args)
+    measured = _measured(args, base)
     steps, system = measured.steps, measured.system
     found = calibration.calibrate(
       steps, base, simulation.io_config(system), buckets=measured.buckets,
@@ -81,6 +84,8 @@ def main(args: flags.Args) -> None:
       source=measured.source,
     )  # fmt: skip
     profile.load(written, out)
+  if measured.warning is not None:
+    run_folder.say(measured.warning)
   for line in calibration.kinds(found.residuals):
     run_folder.say(line)
   for key, one in found.fitted.items():
@@ -117,10 +122,11 @@ class _Measured:
   points: list[int]
   buckets: Buckets | None
   decode_shares: int
+  warning: str | None
   isolated: tuple[IsolatedLoads, ...]  # what loads took before serving, of every system
 
 
-def _measured(args: flags.Args) -> _Measured:
+def _measured(args: flags.Args, base: Profile) -> _Measured:
   if measured_run.is_points_folder(args.run):
     if args.decode_shares is not None:
       raise ValueError(f"--decode_shares: expected none, as the points of {args.run} say it")
@@ -136,7 +142,7 @@ def _measured(args: flags.Args) -> _Measured:
     return _Measured(
       steps=calibration_steps.join(each), system=first.system, source=source,
       points=[point.point_id for point in points], buckets=run.buckets(first),
-      decode_shares=shares.pop(), isolated=_isolated(run),
+      decode_shares=shares.pop(), warning=run.other_model(base), isolated=_isolated(run),
     )  # fmt: skip
   if args.point is not None or args.rate is not None:
     raise ValueError(f"--point, --rate: expected none for a folder of one run, got {args.run}")
@@ -151,7 +157,7 @@ def _measured(args: flags.Args) -> _Measured:
   return _Measured(
     steps=steps, system=contender.system, source=f"{source}, {args.system}", points=[],
     buckets=None, decode_shares=1 if args.decode_shares is None else args.decode_shares,
-    isolated=(),
+    warning=None, isolated=(),
   )  # fmt: skip
 
 

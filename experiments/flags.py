@@ -52,6 +52,12 @@ def usage_errors() -> Generator[None]:
     raise UsageError(_one_line(str(error))) from error
 
 
+def check_folder(flag: str, path: str | None) -> None:
+  """Raises UsageError that names the flag if a folder is given and is not there."""
+  if path is not None and not pathlib.Path(path).is_dir():
+    raise UsageError(f"--{flag}: expected a folder, got {path}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Flag:
   name: str

@@ -141,6 +141,19 @@ class MeasuredRun:
       raise ValueError(f"{path}: expected decode_shares to be an integer >= 1, got {found!r}")
     return found
 
+  def other_model(self, profile: Profile) -> str | None:
+    """A warning where the profile's model has other shapes than the one that was served."""
+    served, costed = MODELS.get(self.model), profile.model
+    if served is None or (served.num_layers, served.hidden_size) == (
+      costed.num_layers, costed.hidden_size
+    ):  # fmt: skip
+      return None
+    return (
+      f"warning: {self.path} served {self.model} ({served.num_layers} layers of"
+      f" {served.hidden_size}), {profile.name} has {costed.num_layers} layers of"
+      f" {costed.hidden_size}: times of one mean nothing for the other"
+    )
+
   def machine(self, point: MeasuredPoint, profile: Profile) -> Profile:
     """The profile with what is the run's: how many rows its executor let read together."""
     executor = dataclasses.replace(profile.executor, decode_shares=self.decode_shares(point))

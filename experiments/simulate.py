@@ -69,6 +69,7 @@ _LEAST = {"piece_tokens": 1, "prefill_rows": 1, "row_factor": 2, "joint_tokens":
 def main(args: flags.Args) -> None:
   """Runs the experiment."""
   began_s = time.perf_counter()
+  flags.check_folder("profile_folder", args.profile_folder)
   with flags.usage_errors():
     machine = sim.find_profile(args.hardware, args.model, args.profile_folder or profile.FOLDER)
     workload = workload_flags.workload(args)

@@ -53,12 +53,15 @@ def main(args: flags.Args) -> None:
   if not all(0 < target < math.inf for target in args.targets):
     raise flags.UsageError(f"--targets: expected numbers > 0, got {args.targets}")
   limits = args.config(Limits)
+  flags.check_folder("profile_folder", args.profile_folder)
   with flags.usage_errors():
     folder = args.profile_folder or profile.FOLDER
     machine = profile.load(args.profile, folder)
     run = MeasuredRun(args.run)
     fitted = fitted_points(folder, args.profile, run.path)
     out = run_folder.open_run(args.out, {"flags": args.as_dict(), "limits": limits})
+  if (warning := run.other_model(machine)) is not None:
+    run_folder.say(warning)
   rows, simulated = [], []
   with run_folder.Progress(len(run.points), "validate") as bar:
     for point in run.points:

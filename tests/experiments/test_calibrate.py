@@ -256,6 +256,21 @@ def test_a_folder_that_is_none(tmp_path):
     run(tmp_path, f"--run={tmp_path}")
   with pytest.raises(flags.UsageError, match=r"steps\.jsonl: No such file"):
     run(tmp_path, f"--run={tmp_path}", "--system=strata")
+  with pytest.raises(flags.UsageError, match=r"^--run: expected a folder, got /nowhere$"):
+    run(tmp_path, "--run=/nowhere", "--point=2")
+  with pytest.raises(flags.UsageError, match=r"^--base_folder: expected a folder, got /nowhere$"):
+    run(tmp_path, f"--run={tmp_path}", "--base_folder=/nowhere")
+
+
+def test_a_run_of_another_model_than_the_profiles_is_told(points, tmp_path, capsys):
+  right = MeasuredRun(points)
+  assert right.other_model(BASE) is None
+  other = _break(points, tmp_path, "config.json", '"name": "llama31_8b"', '"name": "llama31_70b"')
+  run(tmp_path / "out", f"--run={other}", "--system=strata@16", "--rate=40")
+  told = capsys.readouterr().err
+  assert f"warning: {other} served llama31_70b (80 layers of 8192), h200_llama31_8b has 32" in told
+  run(tmp_path / "right", f"--run={points}", "--system=strata@16", "--rate=40")
+  assert "warning" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

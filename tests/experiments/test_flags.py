@@ -146,6 +146,15 @@ def test_usage_errors_become_one_line():
     pathlib.Path("/nowhere").read_text()
 
 
+def test_a_folder_that_is_not_there_names_the_flag(tmp_path):
+  flags.check_folder("base", None)
+  flags.check_folder("base", str(tmp_path))
+  (tmp_path / "file").touch()
+  for path in (tmp_path / "none", tmp_path / "file"):
+    with pytest.raises(flags.UsageError, match=rf"^--base: expected a folder, got {path}$"):
+      flags.check_folder("base", str(path))
+
+
 _PROGRAM = """
 from experiments import flags
 FLAGS = flags.FlagSet("Says hello.")

@@ -123,6 +123,7 @@ def test_slos_bound_the_goodput(tmp_path, capsys):
     (["--trace=none.jsonl"], r"none\.jsonl"),
     (["--system=other"], "system: expected one of"),
     (["--hardware=tpu"], "no profile for hardware 'tpu'"),
+    (["--profile_folder=/nowhere"], "--profile_folder: expected a folder, got /nowhere"),
     (["--initial_cache=hot"], "initial_cache: expected one of"),
     (["--arrivals=poisson"], "--request_rate: expected a rate"),
     (["--arrivals=trace", "--request_rate=3"], "--request_rate: expected none"),

@@ -170,6 +170,7 @@ def test_other_requests_than_the_rows_say_are_refused(late, tmp_path, change, me
     (["--run=/nowhere", "--targets=5,0"], "--targets: expected numbers > 0"),
     (["--run=/nowhere", "--ttft_error=-1"], "ttft_error: expected a number >= 0.0, got -1.0"),
     (["--run=/nowhere"], r"/nowhere/config\.json: No such file"),
+    (["--run=/x", "--profile_folder=/nowhere"], "--profile_folder: expected a folder, got /nowh"),
     (["--run=/nowhere", "--profile=x"], "profile: expected one of .*, got 'x'"),
   ],
 )
