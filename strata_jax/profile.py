@@ -163,9 +163,10 @@ class Profile:
 
 
 def names(folder: pathlib.Path | str = FOLDER) -> list[str]:
-  """All profiles of the package, or of a folder."""
-  files = pathlib.Path(folder).glob("*.json")
-  return sorted(p.stem for p in files if not p.stem.startswith("hardware_"))
+  """All profiles of the package, or of a folder: HARDWARE_MODEL beside hardware_HARDWARE."""
+  stems = [path.stem for path in pathlib.Path(folder).glob("*.json")]
+  starts = tuple(f"{s.removeprefix('hardware_')}_" for s in stems if s.startswith("hardware_"))
+  return sorted(s for s in stems if s.startswith(starts) and not s.startswith("hardware_"))
 
 
 def load(name: str, folder: pathlib.Path | str = FOLDER) -> Profile:

@@ -34,6 +34,12 @@ def test_the_issued_set_of_profiles_is_there():
   }  # fmt: skip
 
 
+def test_other_files_of_a_folder_are_no_profiles(tmp_path):
+  for name in ("hardware_mine", "mine_llama31_8b", "config", "summary", "mine"):
+    (tmp_path / f"{name}.json").write_text("{}")
+  assert profiles.names(tmp_path) == ["mine_llama31_8b"]
+
+
 @pytest.mark.parametrize(
   ("name", "model"),
   [
