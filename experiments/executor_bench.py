@@ -20,7 +20,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -120,6 +120,14 @@ def device_rates() -> dict[str, float]:
   }
 
 
+class _Timed(NamedTuple):
+  """Medians, in seconds."""
+
+  step_s: float  # from the launch to the last event
+  launch_s: float  # what the host needs for it
+  stall_s: float  # how long the compute waited for loads
+
+
 class Bench:
   """An executor, and the steps that are timed."""
 
@@ -157,7 +165,6 @@ class Bench:
     self._rng = np.random.default_rng(config.seed)
     self._slots = self._rng.permutation(device_pages).astype(np.int32)
     self._steps = 0
-    self._stall_s = 0.0
     for request_id in range(max(config.prefill_prompts, config.decode_batch)):
       self._executor.register(request_id, protocol.SamplingParams(), None)
 
@@ -166,7 +173,7 @@ class Bench:
     tokens, prompts = self._config.prefill_tokens, self._config.prefill_prompts
     tables = self._tables(prompts, tokens)
     works = tuple(self._prefill_work(i, tokens, 0, table) for i, table in enumerate(tables))
-    seconds, host_s = self._time(lambda: {"prefills": works})
+    seconds, host_s, _ = self._time(lambda: {"prefills": works})
     tflops = prompts * self._flops(tokens) / seconds / 1e12
     row = {
       "page_size": self._layout.page_size,
@@ -188,9 +195,9 @@ class Bench:
       self._config.decode_steps,
     )
     works = self._decode_works()
-    seconds, _ = self._time(lambda: {"decodes": works, "decode_steps": steps})
+    seconds = self._time(lambda: {"decodes": works, "decode_steps": steps}).step_s
     # Of one step: a device takes only some 32 programs ahead, after that a launch waits for it.
-    _, host_s = self._time(lambda: {"decodes": works})
+    host_s = self._time(lambda: {"decodes": works}).launch_s
     kv_bytes = batch * context * self._layout.token_bytes
     least_s = (self._weight_bytes() + kv_bytes) / copy_gbps / 1e9
     row = {
@@ -211,67 +218,57 @@ class Bench:
     load = self._load_work(table, load_tokens)
     work = self._prefill_work(0, tokens, load_tokens, table)
     both = dataclasses.replace(work, waits_for=(1,))
-    compute_s, _ = self._time(lambda: {"prefills": (work,)})
-    load_s, _ = self._time(lambda: {"loads": (load,)})
-    both_s, host_s = self._time(lambda: {"loads": (load,), "prefills": (both,)})
-    row = self._beside_row("prefill", tokens, load, compute_s, load_s, both_s, host_s)
-    return {**row, "stall_ms": self._stall_s * 1e3}
+    compute = self._time(lambda: {"prefills": (work,)})
+    alone = self._time(lambda: {"loads": (load,)})
+    together = self._time(lambda: {"loads": (load,), "prefills": (both,)})
+    return self._beside_row("prefill", tokens, load, compute, alone, together)
 
   def beside_decode(self, load_tokens: int) -> dict[str, Any]:
     """One decode step of the batch, and a load that nobody in it waits for."""
     load = self._load_work(self._slots, load_tokens)  # over pages of the batch: no matter here
     works = self._decode_works()
-    compute_s, _ = self._time(lambda: {"decodes": works})
-    load_s, _ = self._time(lambda: {"loads": (load,)})
-    both_s, host_s = self._time(lambda: {"loads": (load,), "parked_loads": (1,), "decodes": works})
-    return self._beside_row("decode", len(works), load, compute_s, load_s, both_s, host_s)
+    compute = self._time(lambda: {"decodes": works})
+    alone = self._time(lambda: {"loads": (load,)})
+    both = self._time(lambda: {"loads": (load,), "parked_loads": (1,), "decodes": works})
+    return self._beside_row("decode", len(works), load, compute, alone, both)
 
   def _beside_row(
-    self,
-    name: str,
-    tokens: int,
-    load: protocol.LoadWork,
-    compute_s: float,
-    load_s: float,
-    both_s: float,
-    host_s: float,
-  ) -> dict[str, Any]:
+    self, name: str, tokens: int, load: protocol.LoadWork, compute: _Timed, alone: _Timed,
+    both: _Timed,
+  ) -> dict[str, Any]:  # fmt: skip
     load_bytes = len(load.host_slots) * self._layout.page_bytes
     row = {
       "page_size": self._layout.page_size,
       "loads": self._loads,
       "tokens": tokens,
       "load_tokens": load.tokens,
-      "compute_ms": compute_s * 1e3,
-      "load_ms": load_s * 1e3,
-      "both_ms": both_s * 1e3,
-      "launch_ms": host_s * 1e3,
-      "over_max": both_s / max(compute_s, load_s),
-      "load_gbps": load_bytes / load_s / 1e9,
-      "load_gbps_beside": load_bytes / both_s / 1e9,
+      "compute_ms": compute.step_s * 1e3,
+      "load_ms": alone.step_s * 1e3,
+      "both_ms": both.step_s * 1e3,
+      "launch_ms": both.launch_s * 1e3,
+      "stall_ms": both.stall_s * 1e3,
+      "over_max": both.step_s / max(compute.step_s, alone.step_s),
+      "load_gbps": load_bytes / alone.step_s / 1e9,
+      "load_gbps_beside": load_bytes / both.step_s / 1e9,
     }
     run_folder.say(f"beside {name}: {row}")
     return row
 
-  def _time(self, make: Callable[[], dict[str, Any]]) -> tuple[float, float]:
-    """Median seconds of a step, and of its launch on the host; `_stall_s` is that of its stall."""
-    seconds, host, stalls = [], [], []
-    for round_ in range(self._config.rounds + 2):  # the first two compile
+  def _time(self, make: Callable[[], dict[str, Any]]) -> _Timed:
+    times: list[_Timed] = []
+    for _ in range(self._config.rounds + 2):  # the first two compile
       work = protocol.StepWork(step_id=self._steps, **make())
       self._steps += 1
       started_s = time.perf_counter()
       begun_s = self._executor.now_s()
       self._executor.launch(work)
-      launched_s = time.perf_counter() - started_s
+      launch_s = time.perf_counter() - started_s
       events: list[protocol.Event] = []
       while len(events) < len(work.loads) + work.computes:
         events += self._executor.wait(None)
-      if round_ >= 2:
-        seconds.append(events[-1].at_s - begun_s)
-        host.append(launched_s)
-        stalls.extend(event.stall_s for event in events if isinstance(event, protocol.StepDone))
-    self._stall_s = statistics.median(stalls or [0.0])
-    return statistics.median(seconds), statistics.median(host)
+      stall_s = sum(event.stall_s for event in events if isinstance(event, protocol.StepDone))
+      times.append(_Timed(events[-1].at_s - begun_s, launch_s, stall_s))
+    return _Timed(*map(statistics.median, zip(*times[2:], strict=True)))
 
   def _load_work(self, table: np.ndarray, tokens: int) -> protocol.LoadWork:
     """A load of so many tokens from random places to the first pages of a table."""

@@ -109,15 +109,8 @@ class Bench:
     requests = [
       dataclasses.replace(different[i % len(different)], request_id=i) for i in range(count + 1)
     ]
-    policy = policy_loading.load_policy(REFERENCE, contender.system.scheduler_config)
     executor, _ = tiers.executor(executor_flags.io_of(contender.system))
-    result = serving_loop.serve(
-      requests,
-      controller=tiers.controller(cached=False),
-      policy=policy,
-      executor=executor,
-      serving=dataclasses.replace(config.serving, requests_in_flight=1),
-    )
+    result = self._alone(tiers, executor, requests)
     times = [r.ttft_s for r in result.requests[1:] if r.ttft_s is not None]
     return sum(times) / len(times)
 
@@ -166,6 +159,18 @@ class Bench:
       steps=_step_rows(result, timer),
     )
 
+  def _alone(
+    self, tiers: "_Tiers", executor: JaxExecutor, requests: Sequence[Request]
+  ) -> ServingResult:
+    """Serves requests one after the other without a cache; nothing may be cached on the device."""
+    return serving_loop.serve(
+      requests,
+      controller=tiers.controller(cached=False),
+      policy=policy_loading.load_policy(REFERENCE, SchedulerConfig()),
+      executor=executor,
+      serving=dataclasses.replace(self._config.serving, requests_in_flight=1),
+    )
+
   def _check(
     self, tiers: "_Tiers", executor: JaxExecutor, requests: Sequence[Request],
     result: ServingResult, count: int,
@@ -180,16 +185,11 @@ class Bench:
     if not chosen:
       return {"checked_requests": 0, "outputs_identical": None, "different_requests": []}
     warm_cache.flush_device(tiers.warm, executor)
-    alone = serving_loop.serve(
-      [
-        dataclasses.replace(requests[index], arrival_s=None, abort_s=None, follows=None)
-        for index in chosen
-      ],
-      controller=tiers.controller(cached=False),
-      policy=policy_loading.load_policy(REFERENCE, SchedulerConfig()),
-      executor=executor,
-      serving=dataclasses.replace(self._config.serving, requests_in_flight=1),
-    )
+    again = [
+      dataclasses.replace(requests[index], arrival_s=None, abort_s=None, follows=None)
+      for index in chosen
+    ]
+    alone = self._alone(tiers, executor, again)
     identical, different = metrics.identical_outputs(
       [result.requests[index] for index in chosen], alone.requests
     )

@@ -74,7 +74,8 @@ class StagedLoads:
       implementation="mosaic_gpu" if device.platform == "gpu" else "reference",
     )  # fmt: skip
     self._spread = jax.jit(spread, donate_argnums=1)
-    self._spread_over: Callable[[], object] = lambda: None
+    # Returns when all parts that were spread by now are in the pools.
+    self.spread_over: Callable[[], object] = lambda: None
     self._free: queue.SimpleQueue[_Free | None] = queue.SimpleQueue()
     for index, buffer in enumerate(self._buffers):
       self._free.put((index, buffer.block_until_ready))
@@ -103,14 +104,9 @@ class StagedLoads:
     slots[: len(part.device_slots)] = part.device_slots
     there = jax.device_put((slots, np.int32(len(part.device_slots))), self._device)
     pools = self._spread(self._buffers[part.buffer], pools, *there)
-    self._spread_over = programs.marker(pools[-1]).block_until_ready
-    self._free.put((part.buffer, self._spread_over))
+    self.spread_over = programs.marker(pools[-1]).block_until_ready
+    self._free.put((part.buffer, self.spread_over))
     return pools
-
-  @property
-  def spread_over(self) -> Callable[[], object]:
-    """Returns when all parts that were spread by now are in the pools."""
-    return self._spread_over
 
   def warm(self, pools: io_backend.DevicePool) -> io_backend.DevicePool:
     """Compiles; the pools are donated and keep what they hold."""

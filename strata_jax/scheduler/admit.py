@@ -24,7 +24,7 @@ def admit(round_: Round, candidate: Candidate, load_or_compute: LoadOrCompute) -
     loads, start = load_or_compute(round_, candidate)
     load_tokens = sum([load[1] for load in loads]) if loads else 0
   uses_loads = load_tokens > 0 or start > candidate.resident_tokens
-  if round_.config.join_loading and start > candidate.loaded_tokens >= 0:
+  if round_.config.join_loading and start > candidate.loading_from:
     uses_loads = True
   later = uses_loads and round_.loads_wait
   if later:

@@ -19,7 +19,7 @@ class Candidate:
   """Numbers of a waiting (or prefilling) request, computed once a view."""
 
   __slots__ = (
-    "_prompt_tokens", "arrived", "first_host", "host_tokens", "loaded_tokens", "offset", "path",
+    "_prompt_tokens", "arrived", "first_host", "host_tokens", "loading_from", "offset", "path",
     "present", "request_id", "reserve_tokens", "resident_tokens", "tail_tokens",
   )  # fmt: skip
 
@@ -39,15 +39,15 @@ class Candidate:
     self.offset = offset  # prompt position where `path` starts
     self.reserve_tokens = reserve_tokens
     present = resident = host = 0
-    first_host = loaded = -1
+    first_host, loading_from = -1, math.inf
     for node_id, tokens, state, _ in path:
       if state == "host":
         if not host:
           first_host = node_id
         host += tokens
       elif state == "device" or state == "loading":
-        if loaded < 0 and state == "loading":
-          loaded = resident + host
+        if state == "loading":
+          loading_from = min(loading_from, resident + host)
         resident += tokens
       else:
         break
@@ -56,7 +56,7 @@ class Candidate:
     self.resident_tokens = resident  # of the hit, on the device or loading
     self.host_tokens = host  # of the hit, on host
     self.first_host = first_host  # node where the host part of the hit begins; -1: none
-    self.loaded_tokens = loaded  # of the hit, before the first that is loading; -1: none is
+    self.loading_from = loading_from  # where its first loading part begins; inf: none is
 
     self._prompt_tokens = -1
 
