@@ -1,6 +1,5 @@
 """The executor with real pages and a real model, on JAX's default device."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from strata_jax import sampling as sampling_lib
 from strata_jax.executors import (
   batch_inputs,
   choices,
+  clock,
   fragment_copies,
   gated_loads,
   layer_stack,
@@ -21,9 +21,9 @@ from strata_jax.executors import (
   programs,
   protocol,
   shared_reads,
-  side_copies,
   staged_loads,
   storage_io,
+  transfers_aside,
   watcher,
 )
 from strata_jax.executors import buckets as buckets_lib
@@ -129,29 +129,21 @@ class JaxExecutor:
     by_layer = choices.layer_loads(io, page_layout, on_gpu)
     if self._by_layer and by_layer in gated_loads.BACKENDS and self._host is not None:
       self._gated = gated_loads.GatedLoads(self._fragments(by_layer, self._host))
-    aside = choices.loads_aside(io, page_layout, on_gpu)
-    self._staged: staged_loads.StagedLoads | None = None
-    if aside == choices.STAGED and self._host is not None:
-      self._staged = staged_loads.StagedLoads(
-        page_layout, self._host, self._target, table_pages=buckets.table_pages
-      )
-      aside = None
-    self._side_loads = self._side_copies(aside, to_device=True)
-    aside = choices.backups_aside(store_io or io, page_layout, on_gpu)
-    self._side_backups = self._side_copies(aside, to_device=False)
+    self._watcher, self._clock = watcher.Watcher(), clock.Clock()
+    self._aside = self._make_aside(
+      choices.loads_aside(io, page_layout, on_gpu),
+      choices.backups_aside(store_io or io, page_layout, on_gpu),
+    )
     self._evicting: set[int] = set()  # transfer ids of backups under way whose pages are evicted
-    self._aside: set[int] = set()  # transfer ids of loads under way that no stream keeps in order
-    self._watcher = watcher.Watcher()
     self._events: list[protocol.Event] = []  # what happened and was not handed over yet
     self._storage: storage_io.StorageIo | None = None
     if store is not None:
       self._storage = storage_io.StorageIo(
         store, host_tier.page_bytes(self._need_host()), page_size=self._page_size,
-        now_s=self.now_s, post=self._watcher.post,
+        now_s=self._clock.now_s, post=self._watcher.post,
       )  # fmt: skip
     self._compilations = programs.CompileCounter()
     self._compiled_before = 0
-    self._origin_s = time.perf_counter()
 
   @property
   def device_pool(self) -> io_backend.DevicePool:
@@ -201,11 +193,11 @@ class JaxExecutor:
 
   def now_s(self) -> float:
     """Seconds since the construction or the last `restart_clock`."""
-    return time.perf_counter() - self._origin_s
+    return self._clock.now_s()
 
   def restart_clock(self) -> None:
     """Sets `now_s` to 0, for a run that starts now."""
-    self._origin_s = time.perf_counter()
+    self._clock.restart()
 
   def warmup(self, progress: Progress | None = None) -> None:
     """Compiles every program before the first step; all pools stay zero."""
@@ -248,7 +240,7 @@ class JaxExecutor:
     )
     with self._compilations, jax.transfer_guard_host_to_device("disallow"):
       for backup in work.backups:
-        if self._side_backups is None or backup.evicts:
+        if not self._aside.takes(backup):
           self._launch_backup(backup)
       loads = self._put_aside(work)
       self._wait_for_aside(work, step)
@@ -270,8 +262,8 @@ class JaxExecutor:
     if work.computes:
       self._watcher.add(step.block, lambda: step.done(self.now_s()))
     for backup in work.backups:  # last: their thread takes Python from this one, and nobody waits
-      if self._side_backups is not None and not backup.evicts:
-        self._start_aside(self._side_backups, backup)
+      if self._aside.takes(backup):
+        self._aside.start_backup(backup)
 
   def launch_storage(self, work: protocol.StorageWork) -> None:
     """Starts work of the storage tier in its threads.
@@ -314,7 +306,7 @@ class JaxExecutor:
       if event is None:
         continue
       if isinstance(event, protocol.LoadDone):
-        self._aside.discard(event.transfer_id)
+        self._aside.taken(event.transfer_id)
       self._events.append(event)
     return bool(happened)
 
@@ -324,20 +316,18 @@ class JaxExecutor:
     Decodes of the step wait as well: they come behind its prefills, or in one pass with them.
     """
     reads = {transfer_id for prefill in work.prefills for transfer_id in prefill.waits_for}
-    if not reads & self._aside:
+    if not self._aside.any_under_way(reads):
       return
-    while reads & self._aside:
+    while self._aside.any_under_way(reads):
       self._take_in(None)
     step.held_s = self.now_s() - step.started_s
 
   def _arrived(self, part: watcher.Internal) -> protocol.LoadDone | None:
     """Launches the second half of a part of a parked load."""
-    assert isinstance(part, staged_loads.Arrived)
-    assert self._staged is not None
     with self._compilations, jax.transfer_guard("disallow"):
-      self._device = self._staged.spread(part, self._device)
-    done = protocol.LoadDone(part.transfer_id, part.at_s - self._origin_s)
-    return done if part.is_last else None
+      self._device, arrived = self._aside.spread(part, self._device)
+    done = protocol.LoadDone(arrived.transfer_id, self._clock.at_s(arrived.at_s))
+    return done if arrived.is_last else None
 
   def _rides(self, work: protocol.StepWork) -> bool:
     """Whether the loads of a step are launched layer by layer, with its compute."""
@@ -350,18 +340,12 @@ class JaxExecutor:
 
     Pages that a backup under way evicts may be those of a load: then it waits its turn.
     """
-    if (self._side_loads is None and self._staged is None) or self._evicting:
+    if not self._aside.takes_loads or self._evicting:
       return work.loads
     parked = set(work.parked_loads)
     for load in work.loads:
-      if load.transfer_id not in parked:
-        continue
-      self._aside.add(load.transfer_id)
-      if self._side_loads is not None:
-        self._start_aside(self._side_loads, load)
-      elif self._staged is not None:
-        self._watcher.expect(self._staged.parts(len(load.host_slots)))
-        self._staged.start(load.transfer_id, load.host_slots, load.device_slots, self._watcher.post)
+      if load.transfer_id in parked:
+        self._aside.start_load(load)
     return tuple(load for load in work.loads if load.transfer_id not in parked)
 
   def _launch_backup(self, work: protocol.BackupWork) -> None:
@@ -376,20 +360,6 @@ class JaxExecutor:
       return protocol.BackupDone(work.transfer_id, self.now_s())
 
     self._watcher.add(self._block_on_host, done)
-
-  def _start_aside(
-    self, copies: side_copies.SideCopies, work: protocol.LoadWork | protocol.BackupWork
-  ) -> None:
-    is_load = isinstance(work, protocol.LoadWork)
-    event = protocol.LoadDone if is_load else protocol.BackupDone
-    # A parked load counts as done once its last part is to be spread, behind the step under way.
-    ready = (lambda: None) if is_load or self._staged is None else self._staged.spread_over
-
-    def done(error: BaseException | None) -> None:
-      self._watcher.post(error or event(work.transfer_id, self.now_s()))
-
-    self._watcher.expect(1)
-    copies.start(work.host_slots, work.device_slots, done, ready)
 
   def _launch_load(self, work: protocol.LoadWork, step: RunningStep) -> None:
     self._move_in(work.host_slots, work.device_slots)
@@ -541,10 +511,18 @@ class JaxExecutor:
       raise ValueError("a load or a backup: there is no host tier")
     return self._host
 
-  def _side_copies(self, backend: str | None, *, to_device: bool) -> side_copies.SideCopies | None:
-    if backend is None or self._host is None:
-      return None
-    return side_copies.SideCopies(self._fragments(backend, self._host), to_device=to_device)
+  def _make_aside(self, loads: str | None, backups: str | None) -> transfers_aside.TransfersAside:
+    host = self._host
+    if host is None:
+      loads = backups = None
+    staged = lambda: staged_loads.StagedLoads(
+      self._config.page_layout(self._page_size), self._need_host(), self._target,
+      table_pages=self.buckets.table_pages,
+    )  # fmt: skip
+    return transfers_aside.TransfersAside(
+      loads, backups, fragments=lambda way: self._fragments(way, self._need_host()), staged=staged,
+      events=self._watcher, now_s=self._clock.now_s,
+    )  # fmt: skip
 
   def _fragments(self, backend: str, host: io_backend.HostPool) -> fragment_copies.FragmentCopies:
     page_layout = self._config.page_layout(self._page_size)
@@ -557,7 +535,7 @@ class JaxExecutor:
       name = f"{rows} x {chunk} tokens and {decodes} decodes"
       yield name, lambda shapes=((rows, chunk), (decodes, 1)): self._warm_joint(shapes)
     if self._host is not None:
-      if self._staged is not None:
+      if self._aside.staged is not None:
         yield "parked loads", lambda: self._warm_staged()
       for pages in self.buckets.transfer_pages:
         yield f"moves of {pages} pages", lambda pages=pages: self._warm_transfer(pages)
@@ -582,8 +560,8 @@ class JaxExecutor:
     return count, slots, slots
 
   def _warm_staged(self) -> jax.Array:
-    assert self._staged is not None
-    self._device = self._staged.warm(self._device)
+    assert self._aside.staged is not None
+    self._device = self._aside.staged.warm(self._device)
     return programs.marker(self._device[-1])
 
   def _warm_transfer(self, pages: int) -> jax.Array:

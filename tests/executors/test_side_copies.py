@@ -167,12 +167,12 @@ def test_loads_let_the_inputs_of_steps_across_between_two_layers(monkeypatch, to
 def test_backups_beside_a_step_start_once_it_is_launched(monkeypatch):
   drive = aside(monkeypatch)
   executor, started = drive.executor, []
-  launch, start = executor._forward, executor._side_backups.start
+  launch, start = executor._forward, executor._aside._backups.start
   monkeypatch.setattr(
     executor, "_forward", lambda *args: started.append("compute") or launch(*args)
   )
   monkeypatch.setattr(
-    executor._side_backups, "start", lambda *args: [started.append("backup"), start(*args)]
+    executor._aside._backups, "start", lambda *args: [started.append("backup"), start(*args)]
   )
   executor.register(0, protocol.SamplingParams(), None)
   drive.prefill(0, test_overlap.prompts()[0], np.arange(20))

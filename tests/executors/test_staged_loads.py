@@ -150,8 +150,8 @@ def test_a_backup_beside_a_step_waits_for_what_is_still_to_be_spread(monkeypatch
     result = jax.lax.fori_loop(0, 50, lambda _, one: jax.numpy.sin(one @ ones), ones)
     return slots + (result[0, 0] > 2)
 
-  spread = executor._staged._spread
-  executor._staged._spread = lambda buffer, pools, slots, count: spread(
+  spread = executor._aside.staged._spread
+  executor._aside.staged._spread = lambda buffer, pools, slots, count: spread(
     buffer, pools, late(slots), count
   )
   slots = np.arange(40, 40 + len(kept))
@@ -253,7 +253,7 @@ def test_waiting_ends_in_time_when_only_parts_come():
   drive = test_overlap.make_driver("whole")
   executor = drive.executor
   spread = []
-  executor._staged.spread = lambda part, pools: spread.append(part) or pools
+  executor._aside.staged.spread = lambda part, pools: spread.append(part) or pools
   part = lambda is_last: staged_loads.Arrived(
     transfer_id=5, buffer=0, device_slots=np.zeros(0, np.int32), is_last=is_last, at_s=0.0
   )
