@@ -4,7 +4,14 @@ import json
 import numpy as np
 import pytest
 
-from strata_jax import calibrated_profile, calibration, calibration_steps, least_absolute, systems
+from strata_jax import (
+  calibrated_profile,
+  calibration,
+  calibration_passes,
+  calibration_steps,
+  least_absolute,
+  systems,
+)
 from strata_jax import profile as profiles
 from strata_jax import simulation as sim
 from strata_jax.cost_model import CostModel, IoConfig
@@ -662,13 +669,13 @@ def test_terms_that_the_number_of_chunks_stands_for_are_not_counted_twice():
   owner = np.repeat(np.arange(60), count)
   products = 64.0 * rng.normal(20_000, 2_000, len(owner))
   seconds = (10e-3 + 2.5e-3 * count) * rng.normal(1, 0.03, 60)
-  passes = calibration._Passes(
+  passes = calibration_passes._Passes(
     seconds=seconds, count=count.astype(float), backup_s=np.zeros(60), joint=np.zeros(60),
     batch_owner=np.arange(60), tokens=64.0 * count + 10, owner=owner, products=products,
     read=products / 64,
   )  # fmt: skip
   kv_s, weights_s, fixed_s = 1e-9, 1e-6, 10e-3
   for start in ((5e-6, 1e-9), (3e-5, 3e-9)):
-    _, one = calibration._fit_pass(passes, fixed_s, weights_s, kv_s, start)
+    _, one = calibration_passes._fit_pass(passes, fixed_s, weights_s, kv_s, start)
     predicted_s = one.predict(passes, fixed_s, kv_s)
     assert predicted_s.sum() == pytest.approx(seconds.sum(), rel=0.05)
