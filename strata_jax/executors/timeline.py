@@ -260,7 +260,9 @@ class RecordedTimeline:
     if not work.computes:
       return StepTimes(done, now_s, now_s, 0.0, 0.0)
     step = self._steps[work.step_id]
-    return StepTimes(done, step.started_s, step.prefill_end_s, step.compute_s, step.stall_s)
+    # Without decodes the step ends with its prefills, which the other executor heard of before.
+    prefill_end_s = step.prefill_end_s if work.decodes else step.at_s
+    return StepTimes(done, step.started_s, prefill_end_s, step.compute_s, step.stall_s)
 
   def decode_end_s(self, step_id: int, start_s: float, requests: int, read_tokens: int) -> float:
     return self._steps[step_id].at_s

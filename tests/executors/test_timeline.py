@@ -206,9 +206,12 @@ def test_a_record_gives_its_times_back_and_refuses_others():
     {4: RecordedStep(started_s=1.0, prefill_end_s=2.0, at_s=3.0, compute_s=0.5, stall_s=0.5)},
     {1: 1.5},
   )
-  work = StepWork(step_id=4, loads=(load(1, 10),), prefills=(prefill(5),))
+  work = StepWork(step_id=4, loads=(load(1, 10),), prefills=(prefill(5),), decodes=DECODES)
   assert line.start(work, 0.0) == ({1: 1.5}, 1.0, 2.0, 0.5, 0.5, None)
   assert line.decode_end_s(4, 2.0, 1, 1) == 3.0
+  # Without decodes nothing but the end of its prefills ends the step.
+  alone = dataclasses.replace(work, decodes=())
+  assert line.start(alone, 0.0) == ({1: 1.5}, 1.0, 3.0, 0.5, 0.5, None)
   with pytest.raises(KeyError):
     line.start(StepWork(step_id=5, prefills=(prefill(5),)), 0.0)
 
