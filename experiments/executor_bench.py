@@ -50,7 +50,7 @@ class BenchConfig:
   loads: tuple[str, ...] = _LOADS  # I/O back end/overlap; the first runs prefill and decode, too
   beside_tokens: tuple[int, ...] = (1024, 4096)  # tokens computed while a load runs
   load_tokens: tuple[int, ...] = (4096, 16384)  # tokens loaded beside them
-  layers_per_program: int = 1  # layers in one program where nothing is loaded beside
+  layers_per_program: tuple[int, ...] = (1,)  # layers of program 1, 2, ...; the last: of all others
   rounds: int = 5  # measurements, of which the median is taken
   seed: int = 0  # of weights, prompts and slots
 

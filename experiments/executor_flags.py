@@ -22,13 +22,14 @@ class ExecutorConfig:
 
   piece_tokens: int = 512  # tokens of the largest piece that a prefill is cut into
   prefill_rows: int = 1  # pieces of different prefills that are computed together, at most
-  layers_per_program: int = 1  # layers in one program where nothing is loaded beside
+  layers_per_program: tuple[int, ...] = (1,)  # layers of program 1, 2, ...; the last: of all others
   attention: str = "auto"  # or "reference", "xla", "cudnn", "hopper"; auto: the fastest that can be
   row_factor: int = 4  # factor between the numbers of rows that batches are padded to
   joint_tokens: int = 0  # padded tokens of a prefill batch that decodes share a pass with, at most
 
   def __post_init__(self) -> None:
     validation.check_choice(self, "attention", ("auto", *attention.IMPLEMENTATIONS))
+    validation.check_ints(self, "layers_per_program", minimum=1)
     for field in dataclasses.fields(self):
       if field.type is not int:
         continue

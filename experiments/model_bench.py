@@ -12,8 +12,9 @@ from strata_jax import validation
 
 
 def check(config: Any) -> None:
-  """Raises ValueError: a model that is no preset, or an integer below 1 that is no seed."""
+  """Raises ValueError: a model that is no preset, integers below 1 that are no seed."""
   validation.check_choice(config, "model", tuple(config_lib.MODELS))
+  validation.check_ints(config, "layers_per_program", minimum=1)
   for field in dataclasses.fields(config):
     if field.type is int and field.name != "seed":
       validation.check_int(config, field.name, minimum=1)

@@ -54,7 +54,7 @@ class StepBenchConfig:
   piece_tokens: int = 256
   prefill_rows: int = 4
   row_factor: int = 2
-  layers_per_program: int = 8  # layers in one program
+  layers_per_program: tuple[int, ...] = (8,)  # layers of program 1, 2, ...; the last: of all others
   joint_tokens: tuple[int, ...] = (0, 256)  # padded tokens of prefills in one pass with decodes
   rounds: int = 9  # steps, of which the median is taken
   seed: int = 0  # of weights, prompts and slots
@@ -72,8 +72,8 @@ FLAGS.add_flag("out", str, "runs/step_bench", "folder that the run writes")
 
 _TINY = StepBenchConfig(
   model="tiny", page_size=4, context_tokens=64, question_tokens=5, decodes=(0, 2),
-  rows_a_context=(1, 2), prompts=(0, 1), running_requests=2, piece_tokens=16, layers_per_program=1,
-  joint_tokens=(0, 32), rounds=2,
+  rows_a_context=(1, 2), prompts=(0, 1), running_requests=2, piece_tokens=16,
+  layers_per_program=(1,), joint_tokens=(0, 32), rounds=2,
 )  # fmt: skip
 
 

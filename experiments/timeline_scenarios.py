@@ -44,7 +44,7 @@ class TimelineConfig:
   question_tokens: int = 20  # serving: tokens of a question
   output_tokens: int = 6  # serving: tokens of an answer
   io: str = "auto"  # I/O back end of bubble, backup and serving
-  layers_per_program: int = 1  # layers in one program where nothing is loaded beside
+  layers_per_program: tuple[int, ...] = (1,)  # layers of program 1, 2, ...; the last: of all others
   rounds: int = 5  # measurements without a profiler, of which the median is told
   seed: int = 0  # of weights, prompts and slots
 

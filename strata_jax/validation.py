@@ -14,6 +14,14 @@ def check_int(owner: object, field: str, *, minimum: int, maximum: int | None = 
     fail(owner, field, wanted, value)
 
 
+def check_ints(owner: object, field: str, *, minimum: int) -> None:
+  """Raises ValueError unless `owner.field` is a tuple of one or more ints (no bool) >= minimum."""
+  value = getattr(owner, field)
+  is_int = lambda one: isinstance(one, int) and not isinstance(one, bool)
+  if not (isinstance(value, tuple) and value and all(is_int(n) and n >= minimum for n in value)):
+    fail(owner, field, f"one or more integers >= {minimum}", value)
+
+
 def check_number(
   owner: object, field: str, *, minimum: float = float("-inf"), exclusive: bool = False
 ) -> None:

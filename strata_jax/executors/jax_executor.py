@@ -75,7 +75,7 @@ class JaxExecutor:
     store_io: str | None = None,
     attention: str = "auto",
     overlap: str = "auto",
-    layers_per_program: int = 1,
+    layers_per_program: Sequence[int] = (1,),
     store: page_store.PageStore | None = None,
     pools: pools_lib.Pools | None = None,
   ) -> None:
@@ -92,8 +92,9 @@ class JaxExecutor:
       store_io: that of stores, if it is another one than that of loads.
       attention: the implementation of attention by name; auto: the fastest that can be.
       overlap: how loads overlap compute; auto: by layer on a GPU if the back end can, else whole.
-      layers_per_program: layers that one program computes where nothing is loaded beside them, or
-        what is loaded into them is there: more take less time to launch and more to compile.
+      layers_per_program: layers of the first program, the second and so on, the last number for
+        all others, where nothing is loaded beside them, or what is loaded into them is there: more
+        take less time to launch, and more to compile and until the first kernel begins.
       store: of the storage tier, with pages as large as the layout's; stays the caller's. With one,
         `close` has to be called before the executor is given up.
       pools: of an executor that was given up, see `take_pools`, instead of new ones, which take
@@ -104,8 +105,8 @@ class JaxExecutor:
         is no such back end or attention here.
     """
     expected = config.page_layout(page_layout.page_size, page_layout.dtype)
-    if layers_per_program < 1:
-      raise ValueError(f"layers_per_program: expected >= 1, got {layers_per_program}")
+    if not layers_per_program or min(layers_per_program) < 1:
+      raise ValueError(f"layers_per_program: expected numbers >= 1, got {layers_per_program}")
     if page_layout != expected:
       raise ValueError(f"page layout: expected {expected}, got {page_layout}")
     self._config = config

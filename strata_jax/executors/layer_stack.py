@@ -1,5 +1,6 @@
 """A model on its device: batches go through all layers, loads beside them."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ class LayerStack:
     attention: str,
     device: jax.Device,
     *,
-    layers_per_program: int = 1,
+    layers_per_program: Sequence[int] = (1,),
   ) -> None:
     """Puts the weights on the device.
 
@@ -43,14 +44,14 @@ class LayerStack:
       params: its weights.
       attention: an implementation by name.
       device: where all of it runs.
-      layers_per_program: layers that one program computes where nothing is loaded beside them, or
-        what is loaded into them is there when they are launched.
+      layers_per_program: layers of the first program, the second and so on, the last number for
+        all others, where nothing is loaded beside them. Where something is, the largest of these
+        programs that finds its layers loaded when it is launched, or a layer alone.
     """
     self._config = config
     self._params = jax.device_put(params, device)
-    firsts = range(0, config.num_layers, layers_per_program)
-    self._groups = tuple(slice(first, first + layers_per_program) for first in firsts)
-    self._group_layers = layers_per_program
+    self._groups = tuple(_groups(config.num_layers, layers_per_program))
+    self._sizes = sorted({group.stop - group.start for group in self._groups}, reverse=True)
     self._how = {"config": config, "implementation": attention}
     self._layer_ids = jax.device_put(
       tuple(np.int32(index) for index in range(config.num_layers)), device
@@ -125,7 +126,8 @@ class LayerStack:
     xs = tuple(programs.embed(self._params.embedding, batch.token_ids) for batch in batches)
     wheres = tuple((batch.table, batch.starts, batch.lengths) for batch in batches)
     now = list(pools)
-    for group in self._group_sizes(pools) if warms else self._groups:
+    sizes = [slice(0, size) for size in self._sizes]
+    for group in sizes if warms else self._groups:
       xs, now[group] = programs.joint_layers(
         self._params.layers[group], xs, tuple(now[group]), wheres, **self._how
       )
@@ -138,11 +140,10 @@ class LayerStack:
       return
     first, layers = 0, self._config.num_layers
     while first < layers:
-      many = first + self._group_layers
-      is_there = gate is not None and many <= layers and gate.is_loaded(many - 1)
-      group = slice(first, many if is_there else first + 1)
-      yield group
-      first = group.stop
+      ends = [first + size for size in self._sizes if first + size <= layers]
+      end = next((e for e in ends if gate is not None and gate.is_loaded(e - 1)), first + 1)
+      yield slice(first, end)
+      first = end
 
   def _compute(
     self, group: slice, x: jax.Array, pools: Sequence[jax.Array], where: programs.Where
@@ -182,7 +183,8 @@ class LayerStack:
     where = (batch.table, batch.starts, batch.lengths)
     x = programs.embed(self._params.embedding, batch.token_ids)
     now = list(pools)
-    for group in (*self._group_sizes(pools), slice(1)):
+    for size in {*self._sizes, 1}:
+      group = slice(0, size)
       x, now[group] = self._compute(group, x, now[group], where)
     first, *others = now
     if nothing is not None and host is not None:
@@ -196,6 +198,12 @@ class LayerStack:
     programs.marker(first)
     return x, (first, *others)
 
-  def _group_sizes(self, pools: io_backend.DevicePool) -> Sequence[slice]:
-    """A group of each size."""
-    return tuple({len(pools[group]): group for group in self._groups}.values())
+
+def _groups(layers: int, sizes: Sequence[int]) -> Iterator[slice]:
+  """Layers in groups of these sizes, the last of them again and again."""
+  first = 0
+  for size in itertools.chain(sizes, itertools.repeat(sizes[-1])):
+    if first >= layers:
+      return
+    yield slice(first, min(first + size, layers))
+    first += size

@@ -223,7 +223,7 @@ def test_steps_say_how_many_tokens_they_read(monkeypatch, shares, read):
   assert done.decode_read_tokens == 2 * read + 3
 
 
-@pytest.mark.parametrize("layers_per_program", [1, 2])
+@pytest.mark.parametrize("layers_per_program", [(1,), (2,), (1, 2)])
 def test_prefills_and_decodes_in_one_pass_are_what_they_are_apart(layers_per_program):
   """Tokens of all requests, and the KV; a prefill of more tokens goes alone."""
   config, params = tiny()

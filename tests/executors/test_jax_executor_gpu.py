@@ -72,7 +72,7 @@ def test_warm_equals_cold_and_bytes_survive_beside_compute(io, overlap, page_siz
 
 @pytest.mark.parametrize("io", ["copy_engine", "memcpy_async"])
 def test_layers_that_share_a_gate_change_nothing(io):
-  check_round_trips(make_driver(16, io=io, overlap="layer", layers_per_program=2), 16)
+  check_round_trips(make_driver(16, io=io, overlap="layer", layers_per_program=(2,)), 16)
 
 
 @pytest.mark.parametrize("io", ["copy_engine", "memcpy_async", "auto"])
@@ -145,7 +145,7 @@ def check_round_trips(drive, page_size):
   assert executor.host_pool.unsafe_buffer_pointer() == host_at
 
 
-@pytest.mark.parametrize("layers_per_program", [1, 4])
+@pytest.mark.parametrize("layers_per_program", [(1,), (4,), (1, 2)])
 def test_one_pass_computes_the_kv_that_prefills_and_decodes_apart_compute(layers_per_program):
   """Two rows of the decode batch share most of their context, which is read once for both."""
   page_size, shared = 16, 400

@@ -31,17 +31,20 @@ def run(num_layers, layers_per_program, gate=None, reached=None):
 @pytest.mark.parametrize(
   ("layers_per_program", "loaded", "groups"),
   [
-    (1, [0, 9, 9, 9, 9], [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]),
-    (2, [0, 0, 0, 0, 0], [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]),  # the link is the slower one
-    (2, [0, 9, 9, 9, 9], [(0, 1), (1, 3), (3, 5)]),
-    (2, [0, 2, 3, 5], [(0, 1), (1, 2), (2, 3), (3, 5)]),  # with the layers that were there by then
-    (3, [0, 9, 9, 9, 9], [(0, 1), (1, 4), (4, 5)]),  # no program has two
+    ((1,), [0, 9, 9, 9, 9], [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]),
+    ((2,), [0, 0, 0, 0, 0], [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]),  # the link is the slower one
+    ((2,), [0, 9, 9, 9, 9], [(0, 1), (1, 3), (3, 5)]),
+    ((2,), [0, 2, 3, 5], [(0, 1), (1, 2), (2, 3), (3, 5)]),  # what was there by then
+    ((3,), [0, 9, 9, 9, 9], [(0, 1), (1, 4), (4, 5)]),  # no program has two
+    ((1, 2, 4), [0, 9, 9, 9], [(0, 1), (1, 5), (5, 7)]),  # the largest that fits
+    ((1, 2, 4), [0, 4, 9], [(0, 1), (1, 3), (3, 7)]),  # and is there
   ],
 )
 def test_layers_that_are_loaded_share_a_gate_and_a_program(
   monkeypatch, layers_per_program, loaded, groups
 ):
   held, reached, launched = [], [], []
+  layers = groups[-1][-1]
   gate = gated_loads.Gate(
     lambda layer, pool: held.append(layer) or pool, lambda layer: layer < loaded[len(held)]
   )
@@ -56,12 +59,12 @@ def test_layers_that_are_loaded_share_a_gate_and_a_program(
       programs, name, lambda *args, _call=program, **how: launched.append(1) or _call(*args, **how)
     )
 
-  got = run(5, layers_per_program, gate, step)
+  got = run(layers, layers_per_program, gate, step)
   assert held == [stop - 1 for _, stop in groups]
-  assert reached == list(range(5))
+  assert reached == list(range(layers))
   assert len(launched) == 2 * len(groups)  # of two batches
   monkeypatch.undo()
-  for mine, expected in zip(got, run(5, 1), strict=True):
+  for mine, expected in zip(got, run(layers, (1,)), strict=True):
     np.testing.assert_allclose(mine, expected, atol=1e-5)
 
 
@@ -73,5 +76,8 @@ def test_a_run_with_nothing_beside_it_goes_by_groups(monkeypatch):
       params, *args, **how
     )
   )  # fmt: skip
-  run(5, 2)
+  run(5, (2,))
   assert sizes == [2, 2, 2, 2]  # and the last layer alone
+  sizes.clear()
+  run(7, (1, 2))
+  assert sizes == [2] * 6  # behind one layer alone

@@ -120,21 +120,22 @@ def test_more_pages_than_fit_beside_are_loaded_first():
 
 def test_some_layers_in_one_program_compute_the_same():
   got = []
-  for layers_per_program in (1, 2):  # of 3 layers
+  for layers_per_program in ((1,), (2,), (1, 2)):  # of 3 layers
     drive = make_driver("whole", layers_per_program=layers_per_program)
     ids = drive.generate(0, prompts()[0], 4, np.arange(20))
     got.append((ids, device_tier.read_pages(drive.executor.device_pool, np.arange(20))))
-  assert got[0][0] == got[1][0]
-  np.testing.assert_allclose(got[0][1], got[1][1], atol=1e-5)
-  with pytest.raises(ValueError, match="layers_per_program: expected >= 1, got 0"):
-    make_driver("whole", layers_per_program=0)
+  for ids, pages in got[1:]:
+    assert ids == got[0][0]
+    np.testing.assert_allclose(pages, got[0][1], atol=1e-5)
+  with pytest.raises(ValueError, match=r"layers_per_program: expected numbers >= 1, got \(1, 0\)"):
+    make_driver("whole", layers_per_program=(1, 0))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layers_per_program", [1, 2])
+@pytest.mark.parametrize("layers_per_program", [(1,), (2,), (1, 2)])
 def test_nothing_compiles_after_the_warm_up(layers_per_program):
   # A width that no other test compiles.
-  context = 112 + 4 * layers_per_program
+  context = 112 + 4 * sum(layers_per_program)
   drive = make_driver("layer", context=context, layers_per_program=layers_per_program, chunks=(16,))
   drive.executor.warmup()
   assert not np.any(device_tier.read_pages(drive.executor.device_pool, np.arange(DEVICE_PAGES)))
