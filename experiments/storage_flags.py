@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from experiments import flags
 from strata_jax.config import CacheConfig, StorageConfig
@@ -31,8 +33,8 @@ class StorageChoice:
       )
 
 
-def add(program: flags.FlagSet) -> None:
-  """Adds the flags."""
+def add(program: flags.FlagSet, defaults: Mapping[str, Any] | None = None) -> None:
+  """Adds the flags. `defaults`: those that differ from the fields of StorageConfig."""
   program.add_flag(
     "tiers", str | None, None,
     "device; host: and host memory; local: and a store of this run's own, in --out unless --store "
@@ -52,7 +54,7 @@ def add(program: flags.FlagSet) -> None:
     "seconds of compute, loads and reads that the policy may weigh. measured: timed before the "
     "run; unknown: none; auto: measured if prefetches wait by cost, which needs them",
   )  # fmt: skip
-  program.add(StorageConfig)
+  program.add(StorageConfig, defaults=defaults)
 
 
 def choose(args: flags.Args, cache: CacheConfig) -> tuple[CacheConfig, StorageChoice | None]:
