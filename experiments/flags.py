@@ -268,7 +268,7 @@ class _Parser(absl_flags.ArgumentParser):
   def parse(self, argument: Any) -> Any:
     if not isinstance(argument, str):  # a default
       return argument
-    return _parse(argument, self.kind)
+    return parse_value(argument, self.kind)
 
   def flag_type(self) -> str:
     return _kind_text(self.kind)
@@ -302,7 +302,8 @@ def _check_kind(name: str, kind: Any) -> None:
     raise ValueError(f"--{name}: expected a type that a flag can have, got {kind}")
 
 
-def _parse(text: str, kind: Any) -> Any:
+def parse_value(text: str, kind: Any) -> Any:
+  """The value of a type that a flag can have. Raises ValueError that says what was expected."""
   # Numbers first: "3" for `float | str` is a number.
   order = {type(None): 0, bool: 1, int: 2, float: 3, str: 5}
   for option in sorted(_options(kind), key=lambda item: order.get(item, 4)):

@@ -14,17 +14,20 @@ from typing import Any
 
 from experiments import synthetic_flags, throughput_plan
 from experiments.synthetic_flags import ShapeConfig
+from strata_jax import simulation
 from strata_jax.config import MODELS, ServingConfig
 from strata_jax.executors.buckets import Buckets, make_buckets
 from strata_jax.profile import Profile
 from strata_jax.scheduler.views import Costs
-from strata_jax.simulation import PoolSizes
+from strata_jax.simulation import PoolSizes, SimulatedRun
 from strata_jax.systems import SystemConfig
 from strata_jax.workloads import arrivals
 from strata_jax.workloads.request import Request
 from strata_jax.workloads.workload import Workload, output_tokens
 
 Row = dict[str, Any]
+SHAPES = {"piece_tokens": 1, "prefill_rows": 1, "row_factor": 2, "joint_tokens": 0}
+"""What the shapes of a run depend on (fields of `ExecutorConfig`), and the least they can be."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,16 +114,26 @@ class MeasuredRun:
       host_tokens=need(point.row, path, "host_tokens"),
     )
 
-  def buckets(self, point: MeasuredPoint) -> Buckets:
-    """The shapes that its executor padded to, as `executor_flags.make` chooses them.
+  def shapes(self) -> dict[str, int]:
+    """What its executor was told of its shapes: `SHAPES`.
 
     Raises:
       ValueError: the folder does not say how its executor was made.
     """
-    executor = self._of_bench("executor")
-    of_executor = lambda field: need(
-      executor, self._config_path, field, prefix="config.bench.executor"
-    )
+    executor = {"joint_tokens": 0, **self._of_bench("executor")}  # older runs have none
+    of = lambda field: need(executor, self._config_path, field, prefix="config.bench.executor")
+    return {name: of(name) for name in SHAPES}
+
+  def buckets(self, point: MeasuredPoint, **shapes: int) -> Buckets:
+    """The shapes that its executor padded to, as `executor_flags.make` chooses them.
+
+    Args:
+      point: of the run.
+      **shapes: some of `SHAPES`, in the place of the run's.
+
+    Raises:
+      ValueError: the folder does not say how its executor was made, or a shape cannot be.
+    """
     if self.model not in MODELS:
       raise ValueError(f"{self._config_path}: expected a known model, got {self.model!r}")
     requests = self._plain_workload.requests
@@ -129,8 +142,7 @@ class MeasuredRun:
       MODELS[self.model].page_layout(page_size), self.serving,
       device_pages=self.pools(point).device_tokens // page_size,
       context_tokens=max(len(r.prompt_ids) + output_tokens(r) for r in requests),
-      **{name: of_executor(name) for name in ("piece_tokens", "prefill_rows", "row_factor")},
-      joint_tokens=executor.get("joint_tokens", 0),  # older runs have none
+      **self.shapes() | shapes,
     )  # fmt: skip
 
   def decode_shares(self, point: MeasuredPoint) -> int:
@@ -177,17 +189,57 @@ class MeasuredRun:
     Raises:
       ValueError: they are not the requests of the rows.
     """
-    found = arrivals.poisson(self._plain_workload, point.rate_rps, self.seed + point.repeat)
+    found = self.arriving(point.rate_rps, self.seed + point.repeat)
     path, rows = self.path / "requests.jsonl.gz", self.requests(point)
     if len(rows) != len(found.requests):
       raise ValueError(
         f"{path}, point {point.point_id}: expected {len(found.requests)} requests, got {len(rows)}"
       )
-    limit_s = self._of_bench("point_limit_s") or math.inf
-    return found.with_requests(
-      _again(request, row, limit_s, f"{path}, point {point.point_id}, request {index}")
-      for index, (request, row) in enumerate(zip(found.requests, rows, strict=True))
+    for index, (request, row) in enumerate(zip(found.requests, rows, strict=True)):
+      _check(request, row, f"{path}, point {point.point_id}, request {index}")
+    return found
+
+  def arriving(self, rate_rps: float | None, seed: int) -> Workload:
+    """Its requests at a rate, given up when a point of the run ends; None: in a closed loop."""
+    plain, limit_s = self._plain_workload, self._of_bench("point_limit_s") or math.inf
+    found = (
+      arrivals.poisson(plain, rate_rps, seed) if rate_rps is not None else arrivals.closed(plain)
     )
+    if math.isinf(limit_s):
+      return found
+    return found.with_requests(
+      dataclasses.replace(one, abort_s=max(0.0, limit_s - (one.arrival_s or 0.0)))
+      for one in found.requests
+    )
+
+  def simulate(
+    self,
+    point: MeasuredPoint,
+    machine: Profile,
+    workload: Workload,
+    *,
+    system: SystemConfig | None = None,
+    buckets: Buckets | None = None,
+  ) -> SimulatedRun:
+    """Serves requests as the point's were, in the simulation.
+
+    Args:
+      point: gives the pools, the shown costs and how many rows read together.
+      machine: the profile.
+      workload: the requests.
+      system: in the place of the point's.
+      buckets: in the place of its shapes.
+
+    Raises:
+      OSError, ValueError: files that say too little.
+    """
+    system = system or point.system
+    return simulation.simulate(
+      workload, self.machine(point, machine), system, serving=self.serving,
+      pools=self.pools(point), initial_cache=self.initial_cache if system.host else "cold",
+      shown_costs=self.shown_costs(point), whole_decodes=True,
+      buckets=buckets or self.buckets(point),
+    )  # fmt: skip
 
   @functools.cached_property
   def _plain_workload(self) -> Workload:
@@ -278,11 +330,10 @@ def _point(row: Row, path: pathlib.Path, index: int) -> MeasuredPoint:
   )
 
 
-def _again(request: Request, row: Row, limit_s: float, where: str) -> Request:
-  arrival_s = request.arrival_s or 0.0
+def _check(request: Request, row: Row, where: str) -> None:
   wanted: Sequence[tuple[str, float]] = (
     ("request_id", request.request_id), ("prompt_tokens", len(request.prompt_ids)),
-    ("arrival_s", arrival_s),
+    ("arrival_s", request.arrival_s or 0.0),
   )  # fmt: skip
   for field, value in wanted:
     got = row.get(field)
@@ -294,5 +345,3 @@ def _again(request: Request, row: Row, limit_s: float, where: str) -> Request:
     raise ValueError(
       f"{where}: expected output_tokens {len(outputs)}, got {row.get('output_tokens')}"
     )
-  abort_s = None if math.isinf(limit_s) else max(0.0, limit_s - arrival_s)
-  return dataclasses.replace(request, abort_s=abort_s)

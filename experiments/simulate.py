@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from experiments import flags, plots, run_folder, workload_flags
+from experiments.measured_run import SHAPES
 from strata_jax import metrics, profile, recording, systems
 from strata_jax import simulation as sim
 from strata_jax.config import CacheConfig, ServingConfig
@@ -63,7 +64,6 @@ FLAGS.add_flag("slo_ttft_s", float | None, None, "a good request's TTFT is at mo
 FLAGS.add_flag("slo_tpot_s", float | None, None, "a good request's TPOT is at most this")
 FLAGS.add_flag("record", str | None, None, "file for every view and plan: .jsonl or .jsonl.gz")
 FLAGS.add_flag("out", str, "runs/simulate", "folder that the run writes")
-_LEAST = {"piece_tokens": 1, "prefill_rows": 1, "row_factor": 2, "joint_tokens": 0}
 
 
 def main(args: flags.Args) -> None:
@@ -156,7 +156,7 @@ def _shapes(
         f"--joint_tokens: expected 0 without --piece_tokens, got {args.joint_tokens}"
       )
     return None
-  for name, least in _LEAST.items():
+  for name, least in SHAPES.items():
     if getattr(args, name) < least:
       raise ValueError(f"--{name}: expected an integer >= {least}, got {getattr(args, name)}")
   return make_buckets(

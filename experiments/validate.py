@@ -30,7 +30,7 @@ from experiments import validation_table as tables
 from experiments.measured_run import MeasuredPoint, MeasuredRun
 from experiments.sweeps import crossing, throughput, throughput_at_ttft
 from experiments.validation_table import Limits
-from strata_jax import profile, simulation
+from strata_jax import profile
 from strata_jax.profile import Profile
 
 FLAGS = flags.FlagSet("Serves the requests of a real run again in the simulation.")
@@ -144,12 +144,7 @@ def _reached(run: MeasuredRun, ttft_s: float) -> dict[str, float | None]:
 def replay(run: MeasuredRun, point: MeasuredPoint, machine: Profile) -> dict[str, Any]:
   """The summary of the simulated point. Raises OSError, ValueError on files that say too little."""
   workload = run.workload(point)
-  found = simulation.simulate(
-    workload, run.machine(point, machine), point.system, serving=run.serving,
-    pools=run.pools(point), initial_cache=run.initial_cache if point.system.host else "cold",
-    shown_costs=run.shown_costs(point), whole_decodes=True, buckets=run.buckets(point),
-  )  # fmt: skip
-  summary = found.summary()
+  summary = run.simulate(point, machine, workload).summary()
   lost = summary["refused"] + summary["aborted"]
   times = [request.arrival_s or 0.0 for request in workload.requests]
   return {**summary, "lost": lost, "arrival_span_s": max(times) - min(times)}

@@ -7,9 +7,8 @@ from typing import Any
 from experiments.measured_run import MeasuredPoint, MeasuredRun
 from experiments.sweeps import bracketing
 from experiments.sweeps.case import Point
-from strata_jax import simulation, systems
+from strata_jax import systems
 from strata_jax.profile import Profile
-from strata_jax.workloads import arrivals
 
 
 def at_equal_ttft(
@@ -31,20 +30,12 @@ def at_equal_ttft(
     OSError, ValueError: names, or files that say too little.
   """
   system = dataclasses.replace(systems.system(bound), page_size=point.system.page_size)
-  workload = run.workload(point)
+  requests = len(run.workload(point).requests)
 
   def simulate(rate_rps: float | None) -> Point:
-    requests = (
-      arrivals.closed(workload)
-      if rate_rps is None
-      else arrivals.poisson(workload, rate_rps, run.seed + point.repeat)
-    )
-    found = simulation.simulate(
-      requests, run.machine(point, machine), system, serving=run.serving, pools=run.pools(point),
-      initial_cache=run.initial_cache if system.host else "cold",
-      shown_costs=run.shown_costs(point), whole_decodes=True, buckets=run.buckets(point),
-    ).summary()  # fmt: skip
-    times = [request.arrival_s or 0.0 for request in requests.requests]
+    workload = run.arriving(rate_rps, run.seed + point.repeat)
+    found = run.simulate(point, machine, workload, system=system).summary()
+    times = [request.arrival_s or 0.0 for request in workload.requests]
     return Point(
       rate_rps=rate_rps, ttft_mean_s=found["ttft_mean_s"] or 0.0, given_up=False,
       drain_s=found["drain_s"], span_s=max(times) - min(times),
@@ -64,8 +55,7 @@ def at_equal_ttft(
     if low is not None and high is not None:
       widths.append(math.log(high.rate_rps / low.rate_rps))
     rate_rps = bracketing.next_rate(
-      trials, peak_rps=peak_rps, ttft_s=ttft_s, requests=len(workload.requests), steps=steps,
-      widths=widths,
+      trials, peak_rps=peak_rps, ttft_s=ttft_s, requests=requests, steps=steps, widths=widths,
     )  # fmt: skip
     if rate_rps is None:
       break
