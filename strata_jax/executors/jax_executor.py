@@ -110,7 +110,7 @@ class JaxExecutor:
     if page_layout != expected:
       raise ValueError(f"page layout: expected {expected}, got {page_layout}")
     self._config = config
-    self._page_size = page_layout.page_size
+    self._layout, self._page_size = page_layout, page_layout.page_size
     self._target = jax.devices()[0]
     self._inputs = batch_inputs.BatchInputs(
       buckets, self._target, page_size=page_layout.page_size, device_pages=device_pages
@@ -517,17 +517,15 @@ class JaxExecutor:
     if host is None:
       loads = backups = None
     staged = lambda: staged_loads.StagedLoads(
-      self._config.page_layout(self._page_size), self._need_host(), self._target,
-      table_pages=self.buckets.table_pages,
-    )  # fmt: skip
+      self._layout, self._need_host(), self._target, table_pages=self.buckets.table_pages
+    )
     return transfers_aside.TransfersAside(
       loads, backups, fragments=lambda way: self._fragments(way, self._need_host()), staged=staged,
       events=self._watcher, now_s=self._clock.now_s,
     )  # fmt: skip
 
   def _fragments(self, backend: str, host: io_backend.HostPool) -> fragment_copies.FragmentCopies:
-    page_layout = self._config.page_layout(self._page_size)
-    return fragment_copies.FragmentCopies(page_layout, backend, self._device, host)
+    return fragment_copies.FragmentCopies(self._layout, backend, self._device, host)
 
   def _warmup_jobs(self) -> Iterator[tuple[str, Callable[[], Any]]]:
     for rows, chunk in self.buckets.shapes:

@@ -18,9 +18,10 @@ def make_executor(
   prefill_rows=(1,),
   chunks=CHUNKS,
   joint_tokens=0,
+  kv_dtype=None,
   **options,
 ):
-  page_layout = config.page_layout(page_size)
+  page_layout = config.page_layout(page_size, kv_dtype)
   return jax_executor.JaxExecutor(
     config,
     params,

@@ -86,6 +86,21 @@ def test_a_round_trip_through_an_executor(monkeypatch):
   assert warm.tokens[1] == (ids[0],)
 
 
+@pytest.mark.parametrize("way", [choices.STAGED, "copy_engine", "memcpy_async"])
+def test_pages_of_another_type_than_the_model_go_aside_too(monkeypatch, way):
+  cpu_driver.install(monkeypatch)
+  monkeypatch.setattr(choices, "backups_aside", lambda *args: "copy_engine")
+  monkeypatch.setattr(choices, "loads_aside", lambda *args: way)
+  drive = test_overlap.make_driver("whole", kv_dtype="bfloat16")  # of a model in float32
+  kept = test_overlap.fill_host(drive)[2]
+  load = drive.load_work(kept, np.arange(40, 40 + len(kept)), transfer_id=5)
+  drive.step(loads=(load,), parked_loads=(5,))
+  pool = drive.executor.device_pool
+  want = device.read_pages(pool, np.arange(len(kept)))  # of the last prompt, where it was computed
+  np.testing.assert_array_equal(device.read_pages(pool, load.device_slots), want)
+  np.testing.assert_array_equal(host.read_pages(drive.executor.host_pool, kept), want)
+
+
 def test_a_slow_backup_holds_nothing_up(monkeypatch):
   may_copy = threading.Event()
   drive = aside(monkeypatch)
