@@ -47,7 +47,7 @@ def test_the_store_keeps_up_with_plain_files(capsys, tmp_path):
   The experiment shows the figures.
   """
   least = {
-    "read_fraction_of_plain": 0.5,
+    "read_fraction_of_plain": 0.45,
     "write_fraction_of_plain": 0.25,
     "page_first_over_layer_first_read": 2,
   }
