@@ -158,6 +158,7 @@ class ServingResult:
   closed_loop: bool = False  # no request had an arrival time of its own
   ended_s: float = 0.0
   plans: int = 0
+  stale: int = 0  # entries of plans that no longer fitted and were dropped
   deadlocks: int = 0  # times that nothing could ever happen any more and requests were refused
   load_busy_s: float = 0.0  # time during which at least one load ran
   bubble_s: float = 0.0  # parked loads covered by other work
@@ -247,7 +248,7 @@ def summarize(
     "deferred": sum(r.deferrals for r in result.requests),
     "postponed": sum(r.postponements for r in result.requests),
     "preempted": sum(r.preemptions for r in result.requests),
-    "stale": sum(step.stale for step in result.steps),
+    "stale": result.stale,
     "longest_wait_rounds": max((r.wait_rounds for r in result.requests), default=0),
     "jain_fairness": _fairness(done),
     "plans": result.plans,

@@ -296,6 +296,7 @@ class _Run:
   def _note(self, plan: StepPlan, applied: Applied, now_s: float) -> None:
     """Writes what a plan decided into the records."""
     bundled = frozenset(plan.bundled)
+    self.result.stale += len(applied.stale)
     for deferred in plan.deferred:
       self.records[deferred.request_id].deferrals += 1
     for request_id in plan.postponed:

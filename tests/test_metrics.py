@@ -56,11 +56,12 @@ def test_summary_counts_finished_requests_only():
       _record(2, outcome="aborted", prompt_tokens=1000, device_hit_tokens=1000),
       _record(3, outcome="refused", prompt_tokens=1000),
     ],
-    steps=[_step(compute_s=2.0, stall_s=1.0, load_tokens=10, stale=1)],
+    steps=[_step(compute_s=2.0, stall_s=1.0, load_tokens=10)],
     load_busy_s=0.5,
     bubble_s=1.0,
     parked_stall_s=1.0,
     plans=9,
+    stale=1,
     ended_s=12.0,
   )
   summary = metrics.summarize(result, token_bytes=10**9, slo_ttft_s=2.5)

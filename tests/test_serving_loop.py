@@ -13,7 +13,7 @@ from strata_jax.config import CacheConfig, ServingConfig
 from strata_jax.executors.protocol import StepDone
 from strata_jax.scheduler.config import SchedulerConfig
 from strata_jax.scheduler.policies import make_policy
-from strata_jax.scheduler.views import Prefill, StepPlan
+from strata_jax.scheduler.views import Deferred, Prefill, StepPlan
 from strata_jax.workloads.request import Request
 from tests.page_checking_executor import VOCABULARY, PageCheckingExecutor, continuation
 
@@ -353,6 +353,21 @@ def test_step_rows_say_how_many_decode_steps_were_done():
   assert max(done) > 1
 
 
+def test_stale_entries_are_counted_whether_or_not_their_plan_starts_anything():
+  real = make_policy("fcfs")
+  wrong = iter([(88, 99), (88,)])
+
+  def policy(view):
+    resume = next(wrong, ())
+    if len(resume) == 2:
+      return StepPlan(version=view.version, resume=resume)
+    return dataclasses.replace(real(view), resume=resume)
+
+  run = _Run([_request(0, _tokens(10))], policy=policy)
+  assert [step.stale for step in run.result.steps if step.prefill_tokens] == [1]
+  assert metrics.summarize(run.result)["stale"] == 3
+
+
 def test_a_stop_token_ends_the_output_before_it():
   prompt = _tokens(10)
   expected = continuation(prompt, 8)
@@ -476,6 +491,26 @@ def test_a_policy_that_never_acts_ends_in_a_refusal_with_a_reason():
   assert all("deadlock" in r.reason for r in run.records)
   assert run.result.deadlocks == 2  # the cap let the third in after the first two
   assert len(plans) < 10
+
+
+def test_a_round_that_only_defers_waits_for_the_load_under_way():
+  """Case 32: nothing computes, requests arrive, and they are deferred once each of these times."""
+  real = make_policy("fcfs")
+
+  def policy(view):
+    if view.parked is not None and view.parked.load_tokens_left:
+      waits = tuple(Deferred(r.request_id, "in_flight", ()) for r in view.waiting)
+      return StepPlan(version=view.version, deferred=waits)
+    plan = real(view)
+    return dataclasses.replace(plan, park=tuple(e.request_id for e in plan.prefill if e.loads))
+
+  document = _tokens(120)
+  requests = [_request(0, [*document, 1]), _request(1, _tokens(120, seed=1), follows=0)]
+  late = [(2 + i, 1.0 + 1e-4 * i) for i in range(4)]
+  requests += [_request(i, [*document, i], follows=1, think_s=at_s) for i, at_s in late]
+  run = _Run(requests, cache=dataclasses.replace(CACHE, device_tokens=160), policy=policy)
+  run.check_outputs(requests)
+  assert [r.deferrals for r in run.records] == [0, 0, 0, 3, 2, 1]
 
 
 def test_a_policy_that_asks_to_be_woken_is():
