@@ -47,6 +47,13 @@ def test_a_bundle_hit_passes_the_deferral_test_too():
   assert (admitted(plan), deferred(plan), plan.bundled) == ([0], [1], ())
 
 
+def test_the_postponed_pass_the_deferral_test_again_when_there_is_room_for_them():
+  """1 would load too much; 2, chosen after that, computes what 1 could hit."""
+  path = ((1, 60_000, "host"), (2, 500, "in_queue"))
+  plan = schedule(view(waits(0), waits(1, *path), waits(2, *path, tail=1_000)), SchedulerConfig())
+  assert (admitted(plan), deferred(plan), plan.postponed) == ([0, 2], [1], ())
+
+
 def test_what_the_deferred_hit_is_kept_from_eviction():
   """The hit of 1 holds 300 evictable pages: 2 would need them."""
   twin = ((1, 300, "device"), (2, 200, "in_queue"))

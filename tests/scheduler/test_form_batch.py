@@ -29,14 +29,16 @@ def test_the_postponed_keep_their_order_and_refill_the_batch():
   assert (admitted(plan), plan.postponed, plan.bypassed) == ([0, 3, 1], (2,), ())
 
 
-def test_the_ratio_counts_the_tokens_of_this_step():
-  """The head computes 6,000 of its 100,000 tokens now: not enough for another 700,000."""
-  loads = waits(1, (1, 700_000, "host"), tail=10)
-  one = view(waits(0, tail=100_000), loads, budgets=budgets(step_tokens=6_000 + 10))
-  plan = schedule(one, STRATA)
-  assert admitted(plan) == [0]
-  roomy = budgets(step_tokens=6_000, batch_requests=1)
-  assert schedule(dataclasses.replace(one, budgets=roomy), STRATA).postponed == ()
+@pytest.mark.parametrize(("now", "postponed"), [(4_000, (1,)), (8_000, ())])
+def test_the_ratio_counts_the_tokens_of_this_step(now, postponed):
+  """The head computes 4,000 of its 100,000 tokens now: not enough for 480,000 to load."""
+  one = view(
+    waits(0, tail=100_000), waits(1, (1, 480_000, "host"), tail=10),
+    budgets=budgets(page_size=4_000, step_tokens=now + 2_000),
+  )  # fmt: skip
+  plan = schedule(one, dataclasses.replace(STRATA, refill=False))
+  assert plan.prefill[0] == (0, (), 0, now)
+  assert plan.postponed == postponed
 
 
 def test_who_computes_enough_for_its_own_loads_improves_a_bad_batch():
