@@ -122,6 +122,25 @@ def test_reset_with_users_fails_and_changes_nothing():
   assert h.hits(again) == (0, 0)
 
 
+def test_reset_waits_for_transfers_and_leaves_nothing_to_evict():
+  h = Harness(device_pages=4)
+  request = h.add(tokens((0, 13)))
+  h.prefill(request)
+  h.step_done()
+  h.finish(request)
+  h.flush()
+  with pytest.raises(RuntimeError, match="0 requests and 1 transfers"):
+    h.controller.reset()
+  h.transfers_done()
+  assert h.held(tokens((0, 13))) == (12, 12)
+  seen = set(h.controller.tree.nodes)
+  h.controller.reset()
+  h.run(tokens((100, 13)))
+  assert not seen & h.controller.tree.nodes.keys()
+  h.run(tokens((200, 13)))  # evicts what that one left, and nothing older
+  assert h.held(tokens((200, 13))) == (12, 12)
+
+
 def test_cache_off_matches_nothing_and_keeps_nothing():
   h = Harness(enabled=False)
   first = h.run(tokens((0, 9)), outputs=6)

@@ -279,18 +279,21 @@ def test_a_failed_backup_is_a_miss_later():
   assert not h.controller.tree.nodes
 
 
-def test_a_backup_without_room_backs_up_the_beginning_only():
-  h = Harness(host_pages=3, step_tokens=8)
+@pytest.mark.parametrize(("host_pages", "chunk", "kept"), [(3, 8, 8), (2, 12, 0)])
+def test_a_backup_without_room_backs_up_the_beginning_only(host_pages, chunk, kept):
+  """The end of the prompt stays away even where it would fit and what is before it does not."""
+  h = Harness(host_pages=host_pages, step_tokens=12)
   request = h.add(PROMPT)
-  h.prefill(request, chunk=8)
+  h.prefill(request, chunk=chunk)
   h.step_done()
   h.prefill(request)
   h.step_done()
   h.finish(request)
   h.flush()
   h.transfers_done()
-  assert h.held(PROMPT) == (16, 8)
-  assert h.controller.stats.skipped_backups == 1
+  assert h.held(PROMPT) == (16, kept)
+  assert h.controller.stats.backed_up_tokens == kept
+  assert h.controller.stats.skipped_backups > 0
 
 
 def test_the_host_evicts_the_oldest_leaf():

@@ -40,8 +40,8 @@ def test_a_sharer_is_released_when_its_part_is_computed():
   assert h.hits(sharer) == (60, 0)
 
 
-@pytest.mark.parametrize("phase", ["running", "paused", "parked"])
-def test_an_aborted_producers_nodes_vanish_and_its_chunks_stay(phase):
+@pytest.mark.parametrize("phase", ["running", "paused", "parked", "preempted"])
+def test_a_producer_that_is_gone_leaves_its_chunks_and_nothing_in_flight(phase):
   h = Harness(device_pages=64)
   if phase == "parked":
     h.run(tokens((0, 17)))
@@ -52,9 +52,14 @@ def test_an_aborted_producers_nodes_vanish_and_its_chunks_stay(phase):
   h.view()
   h.prefill(producer, chunk=40, park=(producer,) if phase == "parked" else ())
   assert "in_flight" in {state for state, _ in h.path(twin)}
-  if phase == "paused":
+  if phase in ("paused", "preempted"):
     h.step_done()
-  h.abort(producer)
+  assert {entry.request_id for entry in h.view().in_flight.values()} == {producer}
+  if phase == "preempted":
+    h.apply(preempt=(producer,))
+    assert h.path(producer) == h.path(twin)
+  else:
+    h.abort(producer)
   if phase == "running":
     assert h.path(twin) == [("in_flight", 96)]  # its chunk is being computed
     h.step_done()
@@ -64,9 +69,11 @@ def test_an_aborted_producers_nodes_vanish_and_its_chunks_stay(phase):
     assert h.path(twin) == [("device", 16), ("in_queue", 80)]
   else:
     assert h.path(twin) == [("device", 40), ("in_queue", 56)]
+  assert not h.view().in_flight
   h.prefill(twin)
   h.step_done()
   h.finish(twin)
+  h.abort(producer)  # waits, where it was preempted
   h.flush()
   h.transfers_done()
   assert h.free_pages() == before
@@ -240,6 +247,22 @@ def test_a_split_of_a_growing_node_leaves_the_cache_its_own_slots():
   h.prefill(inside)
   h.step_done()
   assert h.hits(inside) == (7, 0)
+
+
+def test_a_prompt_computed_again_leaves_the_cache_its_own_slots():
+  """A preempted request takes other pages into the page table that its first ones stood in."""
+  h = Harness(device_pages=32, host_pages=0)
+  request = h.add(tokens((0, 17)))
+  h.prefill(request)
+  h.step_done()
+  h.view()
+  h.apply(preempt=(request,))
+  h.view()
+  h.apply(prefill=(Prefill(request, (), 0, len(h.contexts[request])),))
+  h.step_done()
+  h.finish(request)
+  again = h.run(tokens((0, 17)))  # reads them
+  assert h.hits(again) == (16, 0)
 
 
 def test_prompts_of_every_alignment():
