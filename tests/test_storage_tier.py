@@ -115,6 +115,8 @@ def test_after_a_refused_write_nothing_is_written_for_a_while():
   harness.start()
   harness.spill_handed()
   harness.spill_done(ok=False)
+  assert harness.stored(prompt(2)) == 0
+  assert tuple(harness.controller.backup_progress(prompt(2))) == (0, 8, 0, 0)
   harness.run(prompt(3, first=500))
   assert not harness.store
   assert harness.controller.stats.skipped_spills == 1
@@ -273,7 +275,13 @@ def test_a_hole_ends_the_hit():
   store = filled(3)
   del store[list(store)[1]]
   harness = StorageHarness(store=store)
-  request_id = harness.run(prompt(3))
+  request_id = harness.add(prompt(3))
+  harness.start()
+  harness.look_up_done()
+  assert harness.path(request_id) == [("storage", PAGE), ("in_queue", 2 * PAGE)]
+  harness.settle()
+  assert harness.prefetch(request_id)[:2] == (PAGE, PAGE)
+  harness.prefill(request_id)
   assert harness.all_hits(request_id) == (0, 0, PAGE)
 
 
@@ -400,6 +408,24 @@ def test_too_little_host_memory_shortens_a_prefetch():
   harness.step_done()
   assert harness.all_hits(request_id) == (0, 0, 24)
   assert harness.controller.stats.shortened_prefetches >= 1
+
+
+def test_a_prefetch_takes_the_host_pages_that_others_leave_it():
+  """A parked load keeps three of the six pages; a read would be of four."""
+  harness = StorageHarness(
+    store=filled(8), host_pages=6, storage={"held_host_fraction": 1.0, "writes": False}
+  )
+  harness.run(prompt(3, first=500))
+  tiers = harness.controller.tiers
+  tiers.device.free(np.concatenate(list(tiers.tree.evict(0, 99))))
+  loads = harness.add(prompt(3, first=500))
+  harness.prefill(loads, park=(loads,))
+  waits = harness.add(prompt(8))
+  harness.settle()
+  assert harness.prefetch(waits)[:2] == (12, 12)
+  harness.prefill(waits, resume=(loads,))
+  assert harness.all_hits(waits) == (0, 0, 12)
+  harness.step_done()
 
 
 def test_only_a_part_of_the_host_is_held_and_others_wait_for_it():
