@@ -76,6 +76,12 @@ def test_a_copy_of_a_conversation_is_dropped_and_noted(tmp_path):
   assert workload.notes["duplicate_conversations_dropped"] == "b (= a)"
 
 
+def test_no_output_gives_one_token_and_a_note(tmp_path):
+  workload = traces_claude_code.load(write(tmp_path, conversation(request(out=0), request(t=1.0))))
+  assert [len(r.forced_output_ids) for r in workload.requests] == [1, 2]
+  assert workload.notes["requests_without_output_given_one_token"] == 1
+
+
 @pytest.mark.parametrize(
   ("change", "field"),
   [
