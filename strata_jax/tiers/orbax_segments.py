@@ -377,7 +377,7 @@ class OrbaxSegments:
     try:
       if self.writable:
         self.compact(force=False)
-    except OSError as error:
+    except Exception as error:  # also no memory for it: the thread has pages to write
       log.warning("store: a compaction failed: %s", error)
 
   def compact(self, *, force: bool = True) -> int:

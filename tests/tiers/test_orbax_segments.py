@@ -440,6 +440,24 @@ def test_a_failed_commit_fails_its_writes_and_leaves_nothing(make, monkeypatch, 
   assert check_read(store, keys).all()
 
 
+def test_a_compaction_that_fails_takes_neither_pages_nor_threads_with_it(make, monkeypatch, caplog):
+  store = make(linger_s=0.02)
+  tried = threading.Event()
+
+  def fail(*, force):
+    tried.set()
+    raise MemoryError("no room for the pages of a segment")
+
+  monkeypatch.setattr(store, "compact", fail)
+  keys = keys_of("a", 2)
+  assert write(store, keys[:1]) == 1
+  tried.clear()
+  assert tried.wait(timeout=60)  # by a thread with nothing else to do
+  assert write(store, keys[1:]) == 1
+  assert check_read(store, keys).all()
+  assert "a compaction failed: no room" in caplog.text
+
+
 def mounted(folder: pathlib.Path, *options: str):
   """A file system of its own at a folder, or a skip."""
   folder.mkdir(exist_ok=True)
