@@ -95,6 +95,7 @@ def test_without_loads_nobody_is_a_bundle_hit():
     ({}, Costs(), False),
     ({"ratio_threshold": 10.0}, Costs(), True),
     ({"ratio_threshold": PROFILED}, Costs(), False),
+    ({}, Costs(load_s_per_token=1e-6, compute_s_per_token=1e-5), False),
     (
       {"ratio_threshold": PROFILED},
       Costs(load_s_per_token=1e-6, compute_s_per_token=1e-5),
