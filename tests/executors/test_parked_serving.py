@@ -2,6 +2,7 @@
 
 The driver's part is played by the CPU, which is late. Contexts are in host memory and the
 device has room for some of them, so that requests hit pages that another one's parked load brings.
+Loads that are not parked come whole, before the compute, or layer by layer, behind gates.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from strata_jax.scheduler.policies import make_policy
 from strata_jax.scheduler.views import StepPlan
 from strata_jax.tiers import cuda_copies
 from strata_jax.workloads.request import Request
-from tests.executors import driver
+from tests.executors import driver, test_gated_loads
 from tests.tiers import cpu_driver
 
 pytestmark = pytest.mark.skipif(jax.default_backend() == "gpu", reason="copies by the CPU")
@@ -35,7 +36,7 @@ CACHE = CacheConfig(page_size=PAGE_SIZE, device_tokens=768, host_tokens=5120)
 SERVING = ServingConfig(
   requests_in_flight=12, running_requests=12, batch_requests=4, step_tokens=128, decode_steps=2
 )
-MODEL = config_lib.MODELS["tiny"]
+MODEL = dataclasses.replace(config_lib.MODELS["tiny"], num_layers=3)
 # Contexts are short here: with the usual threshold no batch would be loading-bound.
 APART = SchedulerConfig(ratio_threshold=2.0, join_loading=False)
 TOGETHER = dataclasses.replace(systems.system("strata_auto").scheduler_config, ratio_threshold=2.0)
@@ -70,7 +71,7 @@ class _Watched:
   def __init__(self, executor, late):
     self._executor, self._late = executor, late
     self._on_the_way = set()
-    self._busy = False
+    self._busy = self._stands = False  # a step computes; it stands at gates
     self._plan = StepPlan(version=0)
     self.admitted_early = 0  # of requests that were not parked themselves
     self.resumed_early = 0
@@ -96,17 +97,18 @@ class _Watched:
     self.admitted_early += len(early - set(self._plan.resume))
     self._on_the_way.update(work.parked_loads)
     self._busy = self._busy or work.computes
-    self._late.goes_on(launches=1, idle=bool(early))
+    self._stands = self._stands or len(work.loads) > len(work.parked_loads)
+    self._late.goes_on(launches=1, idle=bool(early) or self._stands)
     self._executor.launch(work)
 
   def wait(self, until_s):
-    self._late.goes_on(idle=not self._busy)
+    self._late.goes_on(idle=self._stands or not self._busy)
     events = self._executor.wait(until_s)
     for event in events:
       if isinstance(event, protocol.LoadDone):
         self._on_the_way.discard(event.transfer_id)
       elif isinstance(event, protocol.StepDone):
-        self._busy = False
+        self._busy = self._stands = False
     return events
 
 
@@ -135,17 +137,24 @@ def late():
   return _LateDriver()
 
 
-@pytest.fixture(scope="module", params=[choices.STAGED, "memcpy_async"])
+@pytest.fixture(
+  scope="module",
+  params=[(choices.STAGED, "whole"), ("memcpy_async", "whole"), (choices.STAGED, "layer")],
+  ids="-".join,
+)
 def executor(request, late):
+  way, overlap = request.param
   with pytest.MonkeyPatch.context() as patch:
     cpu_driver.install(patch)
-    patch.setattr(choices, "loads_aside", lambda *args: request.param)
+    patch.setattr(cuda_copies, "cuda_module", lambda name: test_gated_loads.Runtime())
+    patch.setattr(choices, "loads_aside", lambda *args: way)
+    patch.setattr(choices, "layer_loads", lambda *args: "copy_engine")
     for name in ("submit_each", "submit_batch"):
       patch.setattr(cuda_copies, name, late.copy)
     made = driver.make_executor(
       MODEL, random_models.random_params(MODEL, seed=5), PAGE_SIZE,
       device_pages=CACHE.device_pages, host_pages=CACHE.host_pages, context=128,
-      chunks=(32,), joint_tokens=32, overlap="whole",
+      chunks=(32,), joint_tokens=32, overlap=overlap, layers_per_program=(1, 2),
     )  # fmt: skip
     made.warmup()
     yield made
