@@ -211,9 +211,12 @@ def _check(args: flags.Args) -> None:
   if args.checked_requests < 0:
     raise flags.UsageError(f"--checked_requests: expected an integer >= 0, got "
                            f"{args.checked_requests}")  # fmt: skip
-  for name in ("time_limit_s", "point_limit_s"):
-    if not getattr(args, name) > 0:
-      raise flags.UsageError(f"--{name}: expected a number > 0, got {getattr(args, name)}")
+  if not args.time_limit_s > 0:
+    raise flags.UsageError(f"--time_limit_s: expected a number > 0, got {args.time_limit_s}")
+  if not 0 < args.point_limit_s < math.inf:
+    raise flags.UsageError(
+      f"--point_limit_s: expected a finite number > 0, got {args.point_limit_s}"
+    )
   if not args.targets or not all(0 < target < math.inf for target in args.targets):
     raise flags.UsageError(f"--targets: expected numbers > 0, got {args.targets}")
   if args.seed < 0:

@@ -187,6 +187,7 @@ def test_a_search_brackets_the_target_and_goes_on_where_it_was(tmp_path, capsys)
     ([*_TWO, "--costs=high"], r"--costs: expected one of measured, unknown"),
     ([*_TWO, "--initial_cache=hot"], r"--initial_cache: expected one of cold, host_warm"),
     ([*_TWO, "--time_limit_s=0"], r"--time_limit_s: expected a number > 0"),
+    ([*_TWO, "--point_limit_s=inf"], r"--point_limit_s: expected a finite number > 0, got inf"),
     ([*_TWO, "--contexts=0"], r"--contexts: expected an integer >= 1"),
     ([*_TWO, "--host_tokens=64"], r"--host_tokens: expected room for all contexts, .* got 64"),
     ([*_TWO, "--device_tokens=64"], r"the device pool is too small, expected --device_tokens"),
