@@ -12,6 +12,7 @@ import logging
 import pathlib
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -79,6 +80,8 @@ class TensorStorePages:
   ):
     """Opens the store that a TensorStore URL or JSON object names.
 
+    A medium that gives no answer for `timeout_s` counts as failing.
+
     Raises:
       ValueError: TensorStore does not understand the spec, or the capacity holds no page.
       OSError: the store cannot be listed.
@@ -140,13 +143,18 @@ class TensorStorePages:
     """Reads the trailers of pages: there is no page without one at the right place."""
     trailer = slice(self.page_bytes, self._value_bytes)
     futures = [self.kv_store.read(self.name(key), byte_range=trailer) for key in keys]
-    found = [self._value(future, quiet=True) for future in futures]
+    until_s = self._until_s()
+    found = [self._value(future, until_s, quiet=True) for future in futures]
     return np.array([value is not None and value[:8] == _MAGIC for value in found], bool)
 
-  def _value(self, future: ts.Future, *, quiet: bool = False) -> bytes | None:
+  def _until_s(self) -> float:
+    """When what is asked for now is given up."""
+    return time.monotonic() + self._timeout_s
+
+  def _value(self, future: ts.Future, until_s: float, *, quiet: bool = False) -> bytes | None:
     """The value read, or None where it is missing or cannot be read."""
     try:
-      result = future.result(timeout=self._timeout_s)
+      result = future.result(timeout=max(0.0, until_s - time.monotonic()))
     except (ValueError, TimeoutError) as error:
       if not quiet or "OUT_OF_RANGE" not in str(error):
         self._failed("failed_reads", "a page cannot be read", error)
@@ -157,7 +165,11 @@ class TensorStorePages:
     with self._lock:
       self.stats[counter] += 1
       first = self.stats[counter] == 1
-    log.log(logging.WARNING if first else logging.DEBUG, "store: %s: %s", what, error)
+    level = logging.WARNING if first else logging.DEBUG
+    log.log(level, "store: %s: %s", what, error if str(error) else self._no_answer())
+
+  def _no_answer(self) -> OSError:
+    return OSError(f"store: no answer within {self._timeout_s:g} s")
 
   # Reading.
 
@@ -175,13 +187,13 @@ class TensorStorePages:
 
   def _read(self, keys: Sequence[bytes], out: np.ndarray, rows: np.ndarray) -> np.ndarray:
     right = np.zeros(len(keys), bool)
-    futures: collections.deque[ts.Future] = collections.deque()
+    futures: collections.deque[tuple[ts.Future, float]] = collections.deque()
     asked = 0
     for i, key in enumerate(keys):
       while asked < len(keys) and len(futures) < self._window:
-        futures.append(self.kv_store.read(self.name(keys[asked])))
+        futures.append((self.kv_store.read(self.name(keys[asked])), self._until_s()))
         asked += 1
-      value = self._value(futures.popleft())
+      value = self._value(*futures.popleft())
       if value is not None:
         right[i] = self._take(key, value, out[rows[i] : rows[i] + 1])
     self._use([key for key, good in zip(keys, right, strict=True) if good])
@@ -233,7 +245,9 @@ class TensorStorePages:
       self._pending[key] = future
     value = page.tobytes() + _TRAILER.pack(_MAGIC, _checksum(key, page))
     self._make_room()
-    self._slots.acquire()
+    if not self._slots.acquire(timeout=self._timeout_s):
+      self._give_up([key])
+      raise self._no_answer()
     self.kv_store.write(self.name(key), value).add_done_callback(
       lambda written: self._written(key, written)
     )
@@ -247,14 +261,25 @@ class TensorStorePages:
     else:
       self._failed("failed_writes", "a page cannot be written", error)
     with self._lock:
-      future = self._pending.pop(key)
+      future = self._pending.pop(key, None)
       self.stats["written_pages"] += error is None
+    if future is None:  # given up meanwhile
+      return
     if error is None:
       future.set_result(1)
     else:
       future.set_exception(OSError(f"store: a page cannot be written: {error}"))
     with self._lock:
       self._writes.notify_all()
+
+  def _give_up(self, keys: Sequence[bytes]) -> None:
+    """Waits no longer for these writes."""
+    with self._lock:
+      futures = [self._pending.pop(key) for key in keys if key in self._pending]
+    for future in futures:
+      error = self._no_answer()
+      self._failed("failed_writes", "a page cannot be written", error)
+      future.set_exception(error)
 
   def _make_room(self) -> None:
     if self._capacity_bytes is None:
@@ -270,7 +295,8 @@ class TensorStorePages:
 
   def delete(self, keys: Sequence[bytes]) -> int:
     with self._lock:
-      self._writes.wait_for(lambda: not any(key in self._pending for key in keys))
+      awaited = lambda: any(key in self._pending for key in keys)
+      self._writes.wait_for(lambda: not awaited(), self._timeout_s)
     present = self.contains(keys)
     with self._lock:
       for key in keys:
@@ -279,9 +305,11 @@ class TensorStorePages:
     return int(np.count_nonzero(present))
 
   def _delete(self, keys: Sequence[bytes]) -> None:
-    for future in [self.kv_store.write(self.name(key), None) for key in keys]:
+    futures = [self.kv_store.write(self.name(key), None) for key in keys]
+    until_s = self._until_s()
+    for future in futures:
       try:
-        future.result(timeout=self._timeout_s)
+        future.result(timeout=max(0.0, until_s - time.monotonic()))
       except (ValueError, TimeoutError) as error:
         self._failed("failed_writes", "a page cannot be deleted", error)
 
@@ -308,7 +336,10 @@ class TensorStorePages:
 
   def flush(self) -> None:
     with self._lock:
-      self._writes.wait_for(lambda: not self._pending)
+      while self._pending and self._writes.wait(self._timeout_s):
+        pass  # as long as one write after the other ends
+      stuck = list(self._pending)
+    self._give_up(stuck)
 
   def close(self) -> None:
     self.flush()

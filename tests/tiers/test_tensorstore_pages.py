@@ -3,9 +3,12 @@
 import fcntl
 import json
 import logging
+import threading
+import time
 
 import numpy as np
 import pytest
+import tensorstore as ts
 
 from strata_jax.tiers import page_checksum
 from strata_jax.tiers.tensorstore_pages import TRAILER_BYTES, TensorStorePages, fault_of
@@ -118,6 +121,55 @@ def test_a_failing_medium_warns_once(make, caplog):
     assert not check_read(store, keys_of("a", 3)).any()
   assert store.stats["failed_reads"] == 6
   assert [record.levelno for record in caplog.records].count(logging.WARNING) == 1
+  store.kv_store = kv_store
+
+
+class Silent:
+  """A medium that takes everything and never answers."""
+
+  def __init__(self):
+    self.promises = []
+
+  def read(self, *_, **__) -> ts.Future:
+    promise, future = ts.Promise.new()
+    self.promises.append(promise)
+    return future
+
+  write = read
+
+
+def test_a_medium_that_never_answers_is_given_up_once_not_page_by_page(make, caplog):
+  store = make(timeout_s=0.2)
+  keys = keys_of("a", 60)
+  kv_store, store.kv_store = store.kv_store, Silent()
+  began_s = time.monotonic()
+  assert store.longest_prefix(keys) == 0
+  assert not check_read(store, keys).any()
+  assert store.delete(keys) == 0
+  future = store.write(keys, pages_of(keys, PAGE_BYTES))
+  store.flush()
+  with pytest.raises(OSError, match=r"no answer within 0\.2 s"):
+    future.result(timeout=60)
+  assert time.monotonic() - began_s < 5
+  assert "a page cannot be read: store: no answer within 0.2 s" in caplog.text
+  assert store.stats["failed_writes"] >= 60
+  store.kv_store = kv_store
+  assert write(store, keys) == 60
+  assert check_read(store, keys).all()
+
+
+def test_a_write_does_not_wait_for_ever_for_those_before_it(make):
+  store = make(timeout_s=0.2)
+  one, two = keys_of("a", 2)
+  kv_store, store.kv_store = store.kv_store, Silent()
+  store._slots = threading.BoundedSemaphore(1)
+  began_s = time.monotonic()
+  with pytest.raises(OSError, match="no answer"):
+    store.write([one, two], pages_of([one, two], PAGE_BYTES))
+  assert store.stats["failed_writes"] == 1
+  store.flush()
+  assert time.monotonic() - began_s < 5
+  assert store.stats["failed_writes"] == 2
   store.kv_store = kv_store
 
 
