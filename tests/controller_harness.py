@@ -175,6 +175,8 @@ class Harness:
       assert len(set(load.device_slots.tolist())) == len(load.device_slots)
       self.device[load.device_slots] = POISON
       self.loads[load.transfer_id] = load
+    for prefill in work.prefills:
+      assert set(prefill.waits_for) <= self.loads.keys(), "waits for what has come"
     if work.computes:
       assert self.step is None
       self.step = work

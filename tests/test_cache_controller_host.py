@@ -438,6 +438,19 @@ class TestWriteBack:
     assert h.controller.stats.dropped_pages == 4
     assert h.controller.stats.skipped_backups == 1
 
+  def test_of_two_that_are_evicted_at_once_the_second_may_find_no_room(self):
+    h = self.make(device_pages=8, host_pages=4)
+    h.run(tokens((0, 13)))
+    h.run(tokens((50, 13)))
+    blocker = h.add(tokens((100, 32)))
+    (backup,) = h.prefill(blocker).work.backups
+    assert backup.tokens == 12
+    h.backup_done()
+    assert h.held(tokens((0, 13))) == (0, 12)
+    assert h.held(tokens((50, 13))) == (0, 0)
+    h.step_done()
+    assert h.controller.stats.dropped_pages == 3
+
   def test_a_failed_write_back_drops_the_pages(self):
     h = self.make(device_pages=8)
     h.run(PROMPT)

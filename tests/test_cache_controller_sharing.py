@@ -177,6 +177,32 @@ def test_a_chunk_goes_on_behind_a_load_of_another():
   h.step_done()
 
 
+def test_a_view_during_a_step_leaves_the_pages_that_the_step_writes():
+  """A load brings what a running chunk computes; the next plan is made meanwhile."""
+  h = Harness(device_pages=64, host_pages=64)
+  slow, fast, third = h.add(LONG), h.add(LONG), h.add(LONG)
+  h.prefill(slow, chunk=20)
+  h.step_done()
+  h.prefill(fast)
+  h.step_done()
+  h.finish(fast)
+  h.flush()
+  h.transfers_done()
+  for slots in h.controller.tree.evict(0, 99):
+    h.controller.tiers.device.free(slots)
+  h.prefill(third, park=(third,))
+  h.apply(prefill=(Prefill(slow, (), 20, 60),))  # without a look at what is loading
+  h.load_done()
+  free = h.view().free_pages
+  assert h.view().running[0].context_tokens == 20
+  h.step_done()
+  assert h.view().running[0].context_tokens == 96
+  assert h.controller.tiers.device.free_pages > free
+  h.prefill(slow, resume=(third,))
+  h.step_done()
+  assert h.computed[slow] == [(0, 20), (20, 60), (96, 100)]
+
+
 def test_a_locked_span_is_marked():
   h = Harness(device_pages=64)
   runner = h.add(tokens((0, 41)), outputs=9)

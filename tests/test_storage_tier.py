@@ -44,6 +44,7 @@ def test_a_backup_says_how_far_it_got():
   harness.finish(request_id)
   ask = lambda: tuple(harness.controller.backup_progress(prompt(5)))
   assert ask() == (20, 0, 0, 0)
+  assert tuple(harness.controller.backup_progress(prompt(3)[:-1])) == (12, 0, 0, 0)
   harness.flush()
   harness.transfers_done()
   assert ask() == (0, 20, 0, 0)
@@ -635,7 +636,8 @@ def test_a_plan_may_cancel_a_prefetch_without_admitting():
   harness.apply(cancel_prefetch=(request_id,))
   assert harness.prefetch(request_id) is None
   harness.settle()
-  assert harness.path(request_id)[0] == ("host", 16)
+  assert harness.path(request_id) == [("host", 16), ("storage", 16)]
+  harness.settle()
   assert harness.controller.stats.prefetches == 1
 
 
