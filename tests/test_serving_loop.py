@@ -13,7 +13,7 @@ from strata_jax.config import CacheConfig, ServingConfig
 from strata_jax.executors.protocol import StepDone
 from strata_jax.scheduler.config import SchedulerConfig
 from strata_jax.scheduler.policies import make_policy
-from strata_jax.scheduler.views import Deferred, Prefill, StepPlan
+from strata_jax.scheduler.views import Deferred, Prefill, Refused, StepPlan
 from strata_jax.workloads.request import Request
 from tests.page_checking_executor import VOCABULARY, PageCheckingExecutor, continuation
 
@@ -202,6 +202,20 @@ def test_case_17_what_does_not_fit_is_refused_and_blocks_nobody():
   assert [r.outcome for r in run.records] == ["refused", "finished"]
   assert run.records[0].reason
   assert run.records[0].row()["ttft_s"] is None
+
+
+def test_a_policy_may_refuse_and_says_why():
+  real = make_policy("fcfs")
+
+  def policy(view):
+    if view.waiting and view.waiting[0].request_id == 0:
+      return StepPlan(version=view.version, refused=(Refused(0, "not today"),))
+    return real(view)
+
+  run = _Run([_request(0, _tokens(10)), _request(1, _tokens(20, seed=1))], policy=policy)
+  assert [(r.outcome, r.reason) for r in run.records] == [
+    ("refused", "not today"), ("finished", "length"),
+  ]  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", ["strata", "fcfs", "dedup"])
@@ -518,7 +532,7 @@ def test_a_policy_that_asks_to_be_woken_is():
 
   def late(view):
     if view.waiting and view.now_s < 3.0:
-      return StepPlan(version=view.version, wake_at_s=3.0)
+      return StepPlan(version=view.version, wake_at_s=3.0, postponed=(0,))
     return real(view)
 
   requests = [_request(0, _tokens(10))]
