@@ -143,5 +143,12 @@ def test_an_urgent_one_that_waits_for_the_window_is_next_to_load():
     _window(21_000), costs=costs, budgets=budgets(), waiting=(urgent, bundle, waits(30, tail=5))
   )
   assert admitted(schedule(one, STRATA)) == [22, 30]
+  small = waits(31, (31, 160, "host"), tail=3)
+  chunks = dataclasses.replace(
+    one, waiting=(urgent, small), budgets=budgets(page_size=16, step_tokens=64),
+    parked=ParkedView((0,), 9_000, 60),
+  )  # fmt: skip
+  assert admitted(schedule(chunks, STRATA)) == []  # 4 tokens are left: enough for the later one
+  assert admitted(schedule(dataclasses.replace(chunks, waiting=(small,)), STRATA)) == [31]
   no_room = dataclasses.replace(one, parked=ParkedView((0,), 9_000, 10), free_pages=30_000)
   assert admitted(schedule(no_room, STRATA)) == []  # it is pages that it lacks now

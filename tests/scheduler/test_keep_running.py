@@ -17,7 +17,7 @@ def test_decodes_run_beside_prefills():
 
 
 def test_prompts_under_way_come_first_in_admission_order():
-  running = (prefills(1, 64, tail=60), prefills(2, 0, tail=60))
+  running = (prefills(1, 64, tail=60), prefills(2, 0, tail=60), prefills(3, 0, tail=60))
   plan = schedule(view(waits(5, tail=10), running=running, budgets=budgets(step_tokens=100)), FCFS)
   assert plan.prefill == ((1, (), 64, 124), (2, (), 0, 40))
 
@@ -51,6 +51,13 @@ def test_several_decode_steps_when_nothing_else_happens():
   assert schedule(busy, STRATA).decode_steps == 1
   full = dataclasses.replace(busy, budgets=budgets(running_requests=2, decode_steps=8))
   assert schedule(full, STRATA).decode_steps == 8
+
+
+def test_no_more_tokens_go_back_than_the_prompt_has_left():
+  running = prefills(0, 1_000, (2, 2_500, "in_flight"))
+  hit = waits(1, (1, 1_000, "device", True), tail=3_000, front=True)
+  one = view(hit, running=(running,), budgets=budgets(step_tokens=4_000), free_pages=99)
+  assert schedule(one, STRATA).prefill == ((0, (), 1_000, 1_000 + 2_501),)
 
 
 def test_kept_tokens_go_back_to_the_prompt_under_way():
