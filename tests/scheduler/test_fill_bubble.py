@@ -99,6 +99,14 @@ def test_rolling_loads_resume_one_by_one_and_others_join():
   assert (plan.resume, admitted(plan)) == ((), [])
 
 
+def test_one_resumes_however_few_tokens_a_step_has():
+  one = _window(0, 9_000)
+  few = dataclasses.replace(
+    one, parked=ParkedView((0, 1), 9_000, 600), budgets=budgets(step_tokens=5)
+  )
+  assert schedule(few, STRATA).resume == (0,)
+
+
 def test_with_nothing_else_to_run_the_first_resumes():
   plan = schedule(_window(9_000, 9_000, decode=False), STRATA)
   assert plan.resume == (0,)
@@ -133,6 +141,13 @@ def test_waiting_for_the_window_is_no_bypass_unless_a_later_one_loads():
   light = waits(30, tail=5)
   plan = schedule(dataclasses.replace(one, waiting=(*one.waiting, light)), STRATA)
   assert (admitted(plan), plan.bypassed, plan.postponed) == ([30], (), ())
+  later = waits(31, (31, 160, "host"), tail=3)  # 4 tokens are left to those who join
+  chunks = dataclasses.replace(
+    one, waiting=(one.waiting[0], later), parked=ParkedView((0,), 9_000, 60),
+    budgets=budgets(page_size=16, step_tokens=64),
+  )  # fmt: skip
+  plan = schedule(chunks, STRATA)
+  assert (admitted(plan), plan.bypassed) == ([31], (20,))
 
 
 def test_an_urgent_one_that_waits_for_the_window_is_next_to_load():

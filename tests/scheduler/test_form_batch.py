@@ -25,6 +25,7 @@ def test_the_postponed_keep_their_order_and_refill_the_batch():
   assert (admitted(plan), plan.postponed) == ([0, 3, 1, 2], ())
   plan = schedule(one, dataclasses.replace(STRATA, refill=False))
   assert (admitted(plan), plan.postponed) == ([0, 3], (1, 2))
+  assert schedule(one, dataclasses.replace(STRATA, refill=False, bundles=False)) == plan
   plan = schedule(dataclasses.replace(one, budgets=budgets(batch_requests=3)), STRATA)
   assert (admitted(plan), plan.postponed, plan.bypassed) == ([0, 3, 1], (2,), ())
 
