@@ -29,6 +29,21 @@ def test_counts_stay_right_in_a_table_that_is_much_too_small():
   assert history.lookup(history.page_hashes(8, 0, np.arange(1000, dtype=np.int32))).max() == 0
 
 
+def test_the_order_of_tokens_counts():
+  history = AccessHistory(1, 1024)
+  one, other = (
+    history.page_hashes(7, 0, np.array(ids, np.int32)) for ids in ([1, 2, 3, 4], [2, 1, 3, 4])
+  )
+  assert not set(one.tolist()) & set(other.tolist())
+
+
+def test_counts_end_at_255():
+  history = AccessHistory(1, 64)
+  hashes = history.page_hashes(7, 0, np.arange(2, dtype=np.int32))
+  history.record(hashes, 300)
+  assert history.lookup(hashes).tolist() == [255, 255]
+
+
 def test_clear_forgets():
   history = AccessHistory(1, 64)
   hashes = history.page_hashes(7, 0, np.arange(4, dtype=np.int32))

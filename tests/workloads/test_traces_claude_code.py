@@ -88,6 +88,7 @@ def test_no_output_gives_one_token_and_a_note(tmp_path):
     ({"t": -1.0}, "t"),
     ({"t": float("nan")}, "t"),
     ({"t": None}, "t"),
+    ({"t": True}, "t"),
     ({"type": "x"}, "type"),
     ({"model": 3}, "model"),
     ({"in": "130"}, "in"),
