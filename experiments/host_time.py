@@ -20,7 +20,7 @@ class HostTimes(NamedTuple):
 
   gap_s: float | None  # the step before was done, nothing launched yet; None: it waited for others
   step_s: float | None  # from hearing of the step before to the end of the launch; None likewise
-  launch_s: float  # the launch alone
+  launch_s: float  # the launch alone; where it reads parked loads, with the wait for them
 
 
 class HostTimer:
