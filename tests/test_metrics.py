@@ -31,6 +31,7 @@ def test_the_waterfall_adds_up_to_the_ttft():
   assert row["decode_s"] == 2.0
   assert row["tpot_s"] == 1.0
   assert row["output_tokens"] == 3
+  assert _record(output_ids=[7]).row()["tpot_s"] is None
 
 
 def test_a_refused_request_has_no_times():

@@ -67,3 +67,6 @@ def test_what_the_deferred_hit_is_kept_from_eviction():
   assert admitted(schedule(one, SchedulerConfig())) == [0]
   config = SchedulerConfig(deferral=False)
   assert admitted(schedule(dataclasses.replace(one, waiting=one.waiting[::2]), config)) == [0, 2]
+  twins = (*one.waiting[:2], waits(2, *twin), waits(3, tail=90))  # both hits are the same pages
+  plan = schedule(dataclasses.replace(one, waiting=twins), SchedulerConfig())
+  assert (admitted(plan), deferred(plan)) == ([0, 3], [1, 2])

@@ -27,6 +27,7 @@ def test_orders():
 def test_above_the_limit_the_order_is_fcfs():
   for stage in (order.longest_prefix, order.shortest_load, order.most_shared):
     assert _ordered(stage, *WAITING, order_max_waiting=3) == [0, 1, 2, 3]
+    assert _ordered(stage, *WAITING, order_max_waiting=4) == _ordered(stage, *WAITING)
 
 
 def test_what_most_of_the_waiting_share_is_loaded_first():
@@ -88,6 +89,14 @@ def test_prefetch_policies():
   assert ready("wait_complete", 9.0) == ([2, 3], None)
   assert ready("timeout", 1.0) == ([2, 3], 5.0)
   assert ready("timeout", 5.0) == ([0, 2, 3], None)
+
+
+def test_the_earliest_deadline_is_the_time_to_wake_up():
+  waiting = [
+    waits(i, prefetch=PrefetchView(0, 300, at_s)) for i, at_s in enumerate((7.0, 5.0, 9.0))
+  ]
+  plan = schedule(view(*waiting, now_s=1.0), SchedulerConfig(prefetch="timeout"))
+  assert (plan.prefill, plan.wake_at_s) == ((), 5.0)
 
 
 def test_prefetch_by_cost_waits_while_reading_is_cheaper_than_computing():
