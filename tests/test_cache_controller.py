@@ -139,6 +139,12 @@ def test_reset_waits_for_transfers_and_leaves_nothing_to_evict():
   assert not seen & h.controller.tree.nodes.keys()
   h.run(tokens((200, 13)))  # evicts what that one left, and nothing older
   assert h.held(tokens((200, 13))) == (12, 12)
+  request = h.add(tokens((300, 13)))
+  h.prefill(request)
+  h.step_done()
+  h.finish(request)
+  h.controller.reset()
+  assert h.flush() is None  # its backup was due
 
 
 def test_cache_off_matches_nothing_and_keeps_nothing():
@@ -223,6 +229,20 @@ def test_an_entry_does_not_evict_the_hit_of_another():
   assert not applied.stale
   assert h.hits(second) == (8, 0)
   assert h.held(tokens((50, 9)))[0] == 4
+
+
+def test_a_hit_may_be_used_in_part():
+  h = Harness(device_pages=8, host_pages=0)
+  h.run(tokens((0, 17)))
+  request = h.add(tokens((0, 17)))
+  h.view()
+  applied = h.apply(prefill=(Prefill(request, (), 8, 17),))
+  assert not applied.stale
+  assert h.hits(request) == (8, 0)
+  h.step_done()
+  assert h.computed[request] == [(8, 17)]
+  h.finish(request)
+  assert h.held(tokens((0, 17)))[0] == 16
 
 
 def test_evicting_frees_the_shortfall():

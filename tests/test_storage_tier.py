@@ -126,11 +126,16 @@ def test_after_a_refused_write_nothing_is_written_for_a_while():
   assert len(harness.store) == 3
 
 
-def test_a_store_that_is_only_read():
+@pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
+def test_a_store_that_is_only_read(write_policy):
   store = filled(5)
-  harness = StorageHarness(store=store, storage={"writes": False})
+  harness = StorageHarness(
+    store=store, device_pages=6, host_pages=8, write_policy=write_policy,
+    storage={"writes": False, "held_host_fraction": 1.0},
+  )  # fmt: skip
   harness.run(prompt(5))
-  harness.run(prompt(5, first=700))
+  for first in (700, 800, 900):  # push each other out of both tiers
+    harness.run(prompt(5, first=first))
   assert len(store) == 5
   assert harness.controller.stats.prefetched_tokens == 20
 
