@@ -248,8 +248,6 @@ class _Run:
     self.wake_at_s = wake_at_s if wake_at_s is not None and now_s < wake_at_s < math.inf else None
     applied = self.controller.apply(plan, now_s)
     work = applied.work
-    if work is None:
-      work = self.controller.flush(now_s)
     if work is not None:
       self.executor.launch(work)  # before all that is only written down: the device waits for it
     self._note(plan, applied, now_s)

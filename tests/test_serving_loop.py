@@ -126,9 +126,36 @@ def test_the_host_tier_gives_back_what_the_device_had_no_room_for():
   run = _Run(requests, cache=cache, serving=dataclasses.replace(SERVING, requests_in_flight=2))
   run.check_outputs(requests)
   assert sum(r.host_hit_tokens for r in run.records) > 100
-  assert sum(step.load_tokens for step in run.result.steps) > 0
+  assert sum(step.load_tokens for step in run.result.steps) == run.controller.stats.loaded_tokens
+  backed_up = sum(step.backup_tokens for step in run.result.steps)
+  assert backed_up == run.controller.stats.backed_up_tokens > 0
   assert run.result.load_busy_s > 0
   assert any(r.load_s > 0 for r in run.records)
+
+
+def test_backups_do_not_wait_for_the_next_step():
+  """A request ends and nobody waits; who comes later pushes its pages out of the device."""
+  document = _tokens(120)
+  prompts = ([*document, 1], _tokens(120, seed=1), [*document, 2])
+  requests = [
+    _request(i, prompt, arrival_s=5.0 * i, max_new_tokens=1) for i, prompt in enumerate(prompts)
+  ]
+  run = _Run(requests, cache=dataclasses.replace(CACHE, device_tokens=128))
+  run.check_outputs(requests)
+  assert run.records[2].host_hit_tokens > 100
+
+
+@pytest.mark.parametrize("bundles", [True, False])
+def test_records_say_who_was_a_bundle_hit(bundles):
+  document = _tokens(120)
+  prompts = ([*document, 1], _tokens(120, seed=1), [*document, 2], [*document, 3])
+  requests = [_request(i, prompt, arrival_s=5.0 * min(i, 2)) for i, prompt in enumerate(prompts)]
+  policy = make_policy("strata", SchedulerConfig(bundles=bundles))
+  run = _Run(requests, cache=dataclasses.replace(CACHE, device_tokens=160), policy=policy)
+  run.check_outputs(requests)
+  hits = run.records[3].host_hit_tokens
+  assert hits == run.records[2].host_hit_tokens == sum(r.loaded_tokens for r in run.records) > 0
+  assert [r.bundle_hit_tokens for r in run.records] == [0, 0, 0, hits if bundles else 0]
 
 
 def test_parked_loads_are_covered_by_decode_steps():
@@ -310,13 +337,19 @@ def test_case_31_every_chunk_consults_the_cache():
   assert second.late_hit_tokens > 64
 
 
-def test_case_32_twins_that_wait_do_not_make_the_loop_spin():
+@pytest.mark.parametrize("step_tokens", [32, 256])
+def test_case_32_twins_that_wait_do_not_make_the_loop_spin(step_tokens):
+  """For want of tokens in a step, or (case 26) for one that was chosen and computes the prompt."""
   prompt = _tokens(200)
   requests = [_request(i, prompt) for i in range(4)]
-  run = _Run(requests, serving=dataclasses.replace(SERVING, step_tokens=32))
+  run = _Run(requests, serving=dataclasses.replace(SERVING, step_tokens=step_tokens))
   run.check_outputs(requests)
-  assert run.records[0].computed_tokens == 200
-  assert all(_hits(r) >= 192 for r in run.records[1:])
+  first, *twins = run.records
+  assert (first.computed_tokens, first.wait_rounds, first.delay_hit_tokens) == (200, 1, 0)
+  for r in twins:
+    assert _hits(r) >= 192
+    assert r.wait_rounds > 1
+    assert (r.deferrals, r.delay_hit_tokens) == ((0, 0) if step_tokens == 32 else (1, 196))
   assert run.result.plans <= len(run.result.steps) + 10
 
 
