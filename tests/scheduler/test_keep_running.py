@@ -20,6 +20,8 @@ def test_prompts_under_way_come_first_in_admission_order():
   running = (prefills(1, 64, tail=60), prefills(2, 0, tail=60), prefills(3, 0, tail=60))
   plan = schedule(view(waits(5, tail=10), running=running, budgets=budgets(step_tokens=100)), FCFS)
   assert plan.prefill == ((1, (), 64, 124), (2, (), 0, 40))
+  plan = schedule(view(waits(5), running=running, budgets=budgets(batch_requests=1)), FCFS)
+  assert plan.prefill == ((1, (), 64, 124),)
 
 
 def test_the_youngest_are_preempted_until_the_others_pages_fit():

@@ -56,8 +56,10 @@ def test_cheaper_counts_latency_and_attention():
 
 
 @pytest.mark.parametrize("function", [stage.load_cheaper, stage.load_split])
-def test_unknown_costs_load_all(function):
-  assert _choose(function, *PATH) == (((2, 160), (3, 480)), 960)
+@pytest.mark.parametrize("known", ["", "load_s_per_token", "compute_s_per_token"])
+def test_unknown_costs_load_all(function, known):
+  costs = Costs(**({known: 1.0} if known else {}))
+  assert _choose(function, *PATH, costs=costs) == (((2, 160), (3, 480)), 960)
 
 
 def test_split_in_the_middle_of_a_node():

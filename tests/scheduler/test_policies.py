@@ -127,6 +127,12 @@ def test_nobody_becomes_urgent_for_waiting_on_a_parked_producer():
       parked=ParkedView((0,), left, 100), loading={7: left},
     )  # fmt: skip
     assert deferred(schedule(one, STRATA)) == expected
+  one = view(  # another computes what it waits for, while somebody's loads run
+    often, running=(decodes(8), prefills(9, 100, (1, 5_000, "in_flight")), parked),
+    in_flight={1: Producer(9, 5_000)}, parked=ParkedView((0,), 40_000, 100), loading={7: 40_000},
+  )  # fmt: skip
+  plan = schedule(one, STRATA)
+  assert (admitted(plan), deferred(plan), plan.resume) == ([9, 1], [], ())
 
 
 def test_what_can_never_fit_is_refused():
