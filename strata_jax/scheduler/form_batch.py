@@ -56,13 +56,14 @@ def balanced(round_: Round, line: Sequence[int], try_admit: TryAdmit) -> None:
         batch.bundle(index)
     else:
       postponed.append(index)
-      batch.done.add(index)
   for chosen in urgent:
     batch.bundle(chosen)
   if config.refill:
     for index in postponed:
       if round_.full:
         break
+      if index in batch.done:
+        continue
       candidate = round_.candidate(index)
       offer = try_admit(candidate)
       if offer is not None:

@@ -85,6 +85,16 @@ def test_bundles_skip_the_ratio_never_the_capacity():
   assert schedule(view(*alike, free_pages=50_000 + 91 + 91), STRATA).bundled == (1,)
 
 
+def test_the_postponed_are_bundle_hits_of_who_loads_their_context_after_all():
+  """3 shares what 1 loads; 2 would load as much again."""
+  one = view(waits(0), _heavy(1, 1), _heavy(2, 2), _heavy(3, 1), budgets=budgets(batch_requests=3))
+  plan = schedule(one, STRATA)
+  assert (admitted(plan), plan.bundled, plan.postponed) == ([0, 1, 3], (3,), (2,))
+  later = waits(2, (1, 50_000, "host"), tail=1_000)  # computes enough for its loads
+  plan = schedule(view(waits(0), _heavy(1, 1), later), dataclasses.replace(STRATA, refill=False))
+  assert (admitted(plan), plan.bundled, plan.postponed) == ([0, 2, 1], (1,), ())
+
+
 def test_without_loads_nobody_is_a_bundle_hit():
   plan = schedule(view(_heavy(0, 1), waits(1), waits(2)), STRATA)
   assert plan.bundled == ()
