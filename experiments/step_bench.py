@@ -1,4 +1,4 @@
-"""What a step takes as they are in serving: decodes behind long contexts, prefills of questions.
+"""What a step as in serving takes: decodes behind long contexts, prefills of questions.
 
   XLA_FLAGS="--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false" \\
     python -m experiments.step_bench --attentions=hopper,cudnn
