@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from strata_jax import systems
 
-_IS_PROGRAM = re.compile(r'^if __name__ == "__main__":\n  FLAGS\.run\(main', re.MULTILINE)
+_IS_PROGRAM = re.compile(r"^  FLAGS\.run\(main\)\n\Z", re.MULTILINE)
 _COLUMNS = 100
 
 
