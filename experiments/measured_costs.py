@@ -30,6 +30,7 @@ from strata_jax.executors.protocol import (
   StepDone,
   StepWork,
 )
+from strata_jax.scheduler.policies import POLICIES
 from strata_jax.scheduler.views import Costs
 from strata_jax.tiers import page_store
 
@@ -46,7 +47,8 @@ def of_run(
   store: page_store.PageStore | None,
 ) -> Costs:
   """What the policy of a run is shown, as --costs says; the executor is compiled."""
-  if args.costs == "unknown" or (args.costs == "auto" and setup.scheduler.prefetch != "cost"):
+  weighs = setup.scheduler.prefetch == "cost" or setup.policy_name not in POLICIES
+  if args.costs == "unknown" or (args.costs == "auto" and not weighs):
     return Costs()
   buckets, page_size = executor.buckets, setup.cache.page_size
   costs = measure(

@@ -52,7 +52,8 @@ def add(program: flags.FlagSet, defaults: Mapping[str, Any] | None = None) -> No
   program.add_flag(
     "costs", str, "auto",
     "seconds of compute, loads and reads that the policy may weigh. measured: timed before the "
-    "run; unknown: none; auto: measured if prefetches wait by cost, which needs them",
+    "run; unknown: none; auto: measured for a --policy of FILE.py:NAME or module:NAME, and where "
+    "prefetches wait by cost; else unknown",
   )  # fmt: skip
   program.add(StorageConfig, defaults=defaults)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments import measured_costs, serve
+from experiments import measured_costs, restart, serve
 from strata_jax import profile as profile_lib
 from strata_jax import recording
 from strata_jax.cost_model import CostModel, IoConfig
@@ -123,3 +123,29 @@ def test_a_run_that_waits_by_cost_is_shown_them(tmp_path, capsys):
   summary, shown, pages = run("--prefetch=cost", "--costs=unknown")
   assert shown == {Costs()}
   assert abs(pages - stored) < 10
+
+
+OWN = """
+import pathlib
+from strata_jax.scheduler.policies import plan_step, stages_of
+
+def mine(view, config):
+  seen = [view.costs.load_s_per_token, view.costs.compute_s_per_token]
+  pathlib.Path({path!r}).write_text(str(seen))
+  return plan_step(view, config, stages_of(config))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [serve, restart])
+def test_a_policy_of_ones_own_is_shown_them_unless_told_otherwise(program, tmp_path, capsys):
+  seen = tmp_path / "seen"
+  file = tmp_path / "mine.py"
+  file.write_text(OWN.format(path=str(seen)))
+  given = [*TINY, f"--out={tmp_path / 'run'}", f"--store={tmp_path / 's'}", f"--policy={file}:mine"]
+  if program is restart:
+    given.append("--phase=first")
+  program.main(program.FLAGS.parse(given))
+  assert min(json.loads(seen.read_text())) > 0.0
+  program.main(program.FLAGS.parse([*given, "--costs=unknown"]))
+  assert json.loads(seen.read_text()) == [0.0, 0.0]
