@@ -163,9 +163,8 @@ def _measured(args: flags.Args, base: Profile) -> _Measured:
 
 def _isolated(run: measured_run.MeasuredRun) -> tuple[IsolatedLoads, ...]:
   """Costs in isolation of the systems of a run, a median of each command's rows."""
-  labels = dict.fromkeys(point.label for point in run.points)
   return tuple(
-    _isolated_of([point for point in run.points if point.label == label]) for label in labels
+    _isolated_of([point for point in run.points if point.label == label]) for label in run.labels
   )
 
 

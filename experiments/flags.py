@@ -150,6 +150,19 @@ class FlagSet:
       lines.append(textwrap.fill(flag.help, 92, initial_indent=" " * 6, subsequent_indent=" " * 6))
     return "\n".join(lines)
 
+  def in_flags(self, text: str) -> str:
+    """An error of the library that begins with what a flag is called, with the flag's dashes.
+
+    As `name: ...`, `Config.name: ...`, `name 'value': ...` or `name, name: ...`, where the flag may
+    be the plural of the name.
+    """
+    head = re.match(r"(?:[A-Z]\w*\.)?(\w+(?:, \w+)*)(?=: | ')", text)
+    names = head[1].split(", ") if head else []
+    found = [flag for name in names for flag in (name, f"{name}s") if flag in self._flags]
+    if head is None or len(found) != len(names):
+      return text
+    return ", ".join(f"--{flag}" for flag in found) + text[head.end() :]
+
   def run(self, main: Callable[["Args"], int | None]) -> None:
     """Parses the command line, calls `main`, and leaves the process with the status it returns.
 
@@ -163,7 +176,7 @@ class FlagSet:
     try:
       status = main(self.parse(argv)) or 0
     except UsageError as error:
-      print(f"{program}: {error}", file=sys.stderr)
+      print(f"{program}: {self.in_flags(str(error))}", file=sys.stderr)
       sys.exit(2)
     except KeyboardInterrupt:
       print(f"{program}: interrupted", file=sys.stderr)

@@ -85,6 +85,7 @@ class MeasuredRun:
     Raises:
       ValueError: there is none, or they are not of one system and rate.
     """
+    self.check_systems("system", () if system is None else (system,))
     found = [
       one for one in self.points
       if (point is None or one.point_id == point) and (system is None or one.label == system)
@@ -97,6 +98,17 @@ class MeasuredRun:
       f"{self.path}: expected points of one system and rate for --point={point} "
       f"--system={system} --rate={rate}, got {len(found)} of {known}"
     )
+
+  @property
+  def labels(self) -> list[str]:
+    """Of its systems."""
+    return list(dict.fromkeys(point.label for point in self.points))
+
+  def check_systems(self, flag: str, labels: Iterable[str]) -> None:
+    """Raises ValueError that names the flag for a system that the run does not have."""
+    for label in labels:
+      if label not in self.labels:
+        raise ValueError(f"--{flag}: expected one of {', '.join(self.labels)}, got {label!r}")
 
   def steps(self, point: MeasuredPoint) -> list[Row]:
     """The rows of its steps."""

@@ -15,6 +15,7 @@ import sys
 from experiments import flags, run_folder
 from strata_jax.tiers.store_upkeep import open_upkeep
 
+_FILE = "file://"
 VERBS = ("inspect", "verify", "compact", "clear")
 
 FLAGS = flags.FlagSet(f"{'|'.join(VERBS)}: looks after a store of pages.")
@@ -26,9 +27,11 @@ def main(args: flags.Args) -> int:
   """Runs a verb. Returns 1 when bad pages were found."""
   with flags.usage_errors():
     if args.verb not in VERBS:
-      raise ValueError(f"expected one of {', '.join(VERBS)}, got {args.verb!r}")
+      raise ValueError(f"--verb: expected one of {', '.join(VERBS)}, got {args.verb!r}")
     if not args.store:
       raise ValueError("--store: expected a folder or URL, got none")
+    if args.store.startswith(_FILE):
+      flags.check_folder("store", args.store.removeprefix(_FILE))
     upkeep = open_upkeep(args.store)
     report = getattr(upkeep, args.verb)()
   summary = {

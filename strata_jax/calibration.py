@@ -85,7 +85,7 @@ def calibrate(
     *((("launches with loads", len(steps.loads.tokens)),) if loads_wanted else ()),
   ):
     if count < min_steps:
-      raise ValueError(f"expected at least {min_steps} {kind}, got {count}")
+      raise ValueError(f"min_steps: expected at least {min_steps} {kind}, got {count}")
   sharing = int((steps.read_tokens < steps.context_tokens).sum())
   if sharing and decode_shares == 1:
     raise ValueError(

@@ -95,8 +95,8 @@ def find_profile(hardware: str, model: str, folder: pathlib.Path | str = profile
   found = [n for n in known if n == wanted or n.startswith(f"{wanted}_tp")]
   if not found:
     raise ValueError(
-      f"no profile for hardware {hardware!r} and model {model!r}: expected one of"
-      f" {', '.join(known)}"
+      f"hardware, model: expected <hardware>_<model> to be one of {', '.join(known)},"
+      f" got {hardware!r} and {model!r}"
     )
   return profile.load(found[0], folder)
 

@@ -29,7 +29,8 @@ class Options:
 
   def __post_init__(self) -> None:
     simulation.find_profile(self.hardware, self.model)
-    validation.check_choice(self, "workload", ("", *synthetic.GENERATORS))
+    if self.workload:
+      validation.check_choice(self, "workload", synthetic.GENERATORS)
     validation.check_int(self, "seeds", minimum=0)
     validation.check_int(self, "limit", minimum=0)
     for name in self.systems:

@@ -155,13 +155,33 @@ def test_a_folder_that_is_not_there_names_the_flag(tmp_path):
       flags.check_folder("base", str(path))
 
 
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    ("count: expected 1", "--count: expected 1"),
+    ("size: expected 1", "--sizes: expected 1"),
+    ("count, mode: expected 1", "--count, --mode: expected 1"),
+    ("mode 'x': expected y", "--mode 'x': expected y"),
+    ("_Config.count: expected 1", "_Config.count: expected 1"),
+    ("SomeConfig.count: expected 1", "--count: expected 1"),
+    ("--out: expected mode: 1", "--out: expected mode: 1"),
+    ("count, other: expected 1", "count, other: expected 1"),
+    ("count.json: expected 1", "count.json: expected 1"),
+    ("other: expected 1", "other: expected 1"),
+    ("mode of some sort: expected 1", "mode of some sort: expected 1"),
+  ],
+)
+def test_an_error_of_the_library_gets_the_dashes_of_its_flag(text, expected):
+  assert _flag_set().in_flags(text) == expected
+
+
 _PROGRAM = """
 from experiments import flags
 FLAGS = flags.FlagSet("Says hello.")
 FLAGS.add_flag("name", str, "you", "whom to greet")
 def main(args):
   if args.name == "nobody":
-    raise flags.UsageError("--name: expected somebody")
+    raise flags.UsageError("name: expected somebody")
   print("hello", args.name)
 FLAGS.run(main)
 """
@@ -175,11 +195,13 @@ def _program(*arguments):
 def test_a_program_ends_with_status_and_one_line():
   good = _program("--name=me")
   assert (good.returncode, good.stdout, good.stderr) == (0, "hello me\n", "")
-  for bad in ("--name=nobody", "--nmae=me"):
+  wrong = ("--name=nobody", ": --name: expected somebody"), ("--nmae=me", "'nmae'")
+  for bad, message in wrong:
     answer = _program(bad)
     assert answer.returncode == 2
     assert answer.stdout == ""
     assert answer.stderr.count("\n") == 1
+    assert message in answer.stderr
   assert "--name=text" in _program("--help").stdout
 
 

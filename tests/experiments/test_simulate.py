@@ -122,7 +122,7 @@ def test_slos_bound_the_goodput(tmp_path, capsys):
     (["--workload=other"], "--workload: expected one of loogle_like"),
     (["--trace=none.jsonl"], r"none\.jsonl"),
     (["--system=other"], "system: expected one of"),
-    (["--hardware=tpu"], "no profile for hardware 'tpu'"),
+    (["--hardware=tpu"], "hardware, model: expected .* got 'tpu' and 'llama31_8b'"),
     (["--profile_folder=/nowhere"], "--profile_folder: expected a folder, got /nowhere"),
     (["--initial_cache=hot"], "initial_cache: expected one of"),
     (["--arrivals=poisson"], "--request_rate: expected a rate"),
