@@ -10,6 +10,8 @@ from experiments import flags, run_folder, serve_setup
 from strata_jax import config as config_lib
 from strata_jax import validation
 
+_SMALLER = "without a GPU flags that are not given have the values of a tiny run"
+
 
 def check(config: Any) -> None:
   """Raises ValueError: a model that is no preset, integers below 1 that are no seed."""
@@ -28,9 +30,12 @@ def begin(args: flags.Args, name: str, config_class: type, tiny: Any) -> tuple[A
   """
   serve_setup.share_the_interpreter()
   on_gpu = jax.default_backend() == "gpu"
-  config = args.config(config_class, base=None if on_gpu else tiny)
+  try:
+    config = args.config(config_class, base=None if on_gpu else tiny)
+  except flags.UsageError as error:
+    raise error if on_gpu else flags.UsageError(f"{error} ({_SMALLER})") from error
   with flags.usage_errors():
     out = run_folder.open_run(args.out, {name: config, "seed": config.seed})
   if not on_gpu:
-    run_folder.say("No GPU: a tiny model runs, its times mean nothing.")
+    run_folder.say(f"No GPU: {config.model} runs, and {_SMALLER}. Times mean nothing.")
   return config, out

@@ -7,7 +7,8 @@ Drives the executor alone, no serving loop. A row: so many decodes, of which `ro
 the pages of a context in common, and so many prompts of a question behind contexts of their own.
 `step_ms` is from launch to event, the median; `launch_ms` what the host needs for the launch;
 `busy_ms` and `attention_ms` how long any kernel, and any of attention, ran in a step under JAX's
-profiler (null without a GPU). Without a GPU a tiny model shows that all of it runs.
+profiler (null without a GPU). Without a GPU flags that are not given have the values of a tiny run,
+which shows that all of it runs.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ from experiments import (
 from strata_jax import config as config_lib
 from strata_jax import validation
 from strata_jax.executors import buckets as buckets_lib
-from strata_jax.executors import jax_executor, protocol
+from strata_jax.executors import choices, jax_executor, protocol
 from strata_jax.models import random
 
 _PROFILED_STEPS = 3
@@ -49,11 +50,11 @@ class StepBenchConfig:
   decodes: tuple[int, ...] = (0, 7, 12, 24)  # sequences that decode
   rows_a_context: tuple[int, ...] = (1, 2, 4)  # decodes that have a context in common
   prompts: tuple[int, ...] = (0, 1, 2)  # prompts of a step
-  attentions: tuple[str, ...] = ("auto",)  # implementations by name
-  running_requests: int = 28  # of the shapes that are compiled, like the rest
-  piece_tokens: int = 256
-  prefill_rows: int = 4
-  row_factor: int = 2
+  attentions: tuple[str, ...] = ("auto",)  # of reference, xla, cudnn, hopper; auto: the fastest
+  running_requests: int = 28  # decodes of the largest batch that is compiled
+  piece_tokens: int = 256  # tokens of the largest piece that a prefill is cut into
+  prefill_rows: int = 4  # pieces of different prefills that are computed together, at most
+  row_factor: int = 2  # factor between the numbers of rows that batches are padded to
   layers_per_program: tuple[int, ...] = (8,)  # layers of program 1, 2, ...; the last: of all others
   joint_tokens: tuple[int, ...] = (0, 256)  # padded tokens of prefills in one pass with decodes
   rounds: int = 9  # steps, of which the median is taken
@@ -80,7 +81,11 @@ _TINY = StepBenchConfig(
 def main(args: flags.Args) -> None:
   """Runs the experiment."""
   config, out = model_bench.begin(args, "bench", StepBenchConfig, _TINY)
-  params = jax.block_until_ready(random.random_params(config_lib.MODELS[config.model], config.seed))
+  model = config_lib.MODELS[config.model]
+  with flags.usage_errors():
+    for attention in config.attentions:
+      choices.attention_on(jax.devices()[0], attention, model, model.page_layout(config.page_size))
+  params = jax.block_until_ready(random.random_params(model, config.seed))
   rows = []
   for attention, joint in itertools.product(config.attentions, config.joint_tokens):
     bench = StepBench(config, params, attention, joint)

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments import step_bench
+from experiments import flags, model_bench, step_bench
 from experiments.step_bench import FLAGS, StepBenchConfig, main
 
 
@@ -35,3 +35,25 @@ def test_rows_of_a_context_have_its_whole_pages_in_common_and_others_of_their_ow
 def test_more_decodes_than_shapes_hold_are_refused():
   with pytest.raises(ValueError, match="decodes: expected at most running_requests 4"):
     StepBenchConfig(decodes=(5,), running_requests=4)
+
+
+@pytest.mark.parametrize(
+  ("argv", "message"),
+  [
+    (["--attentions=xla,foo"], "^attention: expected one of .*auto, got 'foo'$"),
+    (["--attentions=cudnn"], "^attention 'cudnn': expected a GPU"),
+    (
+      ["--decodes=3"],
+      r"^--decodes: expected at most running_requests 2, got \(3,\) \(without a GPU",
+    ),
+  ],
+)
+def test_mistakes_get_one_line(tmp_path, argv, message):
+  with pytest.raises(flags.UsageError, match=message):
+    main(FLAGS.parse([f"--out={tmp_path}", *argv]))
+
+
+def test_the_model_that_runs_is_told(tmp_path, capsys):
+  args = FLAGS.parse([f"--out={tmp_path}", "--model=smollm2_135m"])
+  model_bench.begin(args, "bench", StepBenchConfig, step_bench._TINY)
+  assert "No GPU: smollm2_135m runs" in capsys.readouterr().err
