@@ -10,7 +10,9 @@ def add(flag_set: flags.FlagSet, *, with_arrivals: bool = True) -> None:
   names = ", ".join(synthetic.GENERATORS)
   flag_set.add_flag("workload", str, "loogle_like", f"one of {names}")
   flag_set.add_flag("trace", str | None, None, "file or folder, in the place of --workload")
-  flag_set.add_flag("trace_format", str, "mooncake", f"one of {', '.join(traces.LOADERS)}")
+  flag_set.add_flag(
+    "trace_format", str, "mooncake", f"of --trace: one of {', '.join(traces.LOADERS)}"
+  )
   flag_set.add_flag("limit", int | None, None, "first requests of the workload only")
   flag_set.add_flag("seed", int, 0, "of the workload and of arrivals")
   if with_arrivals:
@@ -34,6 +36,8 @@ def workload(args: flags.Args, *, with_arrivals: bool = True) -> Workload:
     raise ValueError(f"--limit: expected an integer >= 1, got {args.limit}")
   if args.seed < 0:
     raise ValueError(f"--seed: expected an integer >= 0, got {args.seed}")
+  if args.trace is None and args.given("trace_format"):
+    raise ValueError(f"--trace_format: expected --trace beside it, got {args.trace_format} alone")
   if args.trace is not None:
     found = traces.load(args.trace_format, args.trace, args.limit)
   else:

@@ -20,7 +20,7 @@ class SchedulerConfig:
   threshold or limit may be `math.inf`, which means never.
   """
 
-  order: str = "fcfs"  # who is considered first: one of ORDERS
+  order: str = "fcfs"  # who comes first: fcfs, longest_prefix, shortest_load or most_shared
   order_max_waiting: float = math.inf  # with more requests waiting the order is FCFS
 
   deferral: bool = True  # delay hits wait for the request that computes what they share

@@ -121,6 +121,7 @@ def test_slos_bound_the_goodput(tmp_path, capsys):
   [
     (["--workload=other"], "--workload: expected one of loogle_like"),
     (["--trace=none.jsonl"], r"none\.jsonl"),
+    (["--trace_format=mooncake"], "--trace_format: expected --trace beside it, got mooncake"),
     (["--system=other"], "system: expected one of"),
     (["--hardware=tpu"], "hardware, model: expected .* got 'tpu' and 'llama31_8b'"),
     (["--profile_folder=/nowhere"], "--profile_folder: expected a folder, got /nowhere"),

@@ -112,7 +112,9 @@ def test_the_verb_stands_first(tmp_path):
   assert "expected one of inspect, verify, compact, clear, got 'explode'" in done.stderr
 
 
-@pytest.mark.parametrize("url", [None, "memory://", "/no/such/place", "file:///no/such/", "nosuch://x/"])
+@pytest.mark.parametrize(
+  "url", [None, "memory://", "/no/such/place", "file:///no/such/", "nosuch://x/"]
+)
 def test_a_store_that_is_not_there_is_one_line(url):
   arguments = ["--verb=inspect"] + ([f"--store={url}"] if url else [])
   with pytest.raises(program.flags.UsageError, match="store"):
