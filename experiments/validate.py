@@ -1,7 +1,6 @@
 """Serves the requests of a real run again in the simulation and says how far off it is.
 
-  python -m experiments.validate --run=runs/throughput --profile=h200_measured_llama31_8b \\
-    --profile_folder=runs/calibrate --out=runs/validate
+  python -m experiments.validate --run=runs/throughput --profile_folder=runs/calibrate
 
 Every point of a folder of `throughput`: the same requests and arrivals, pools, budgets, initial
 cache, system, shown costs, padded shapes and shared reads, on the clock of the profile. Writes
@@ -22,6 +21,7 @@ from experiments import (
   flags,
   measured_run,
   plots,
+  profile_flags,
   run_folder,
   throughput_folder,
   validation_bound,
@@ -32,11 +32,11 @@ from experiments.sweeps import crossing, throughput, throughput_at_ttft
 from experiments.validation_table import Limits
 from strata_jax import profile
 from strata_jax.profile import Profile
+from strata_jax.systems import SYSTEMS
 
 FLAGS = flags.FlagSet("Serves the requests of a real run again in the simulation.")
 FLAGS.add_flag("run", str, "", "folder of `throughput`")
-FLAGS.add_flag("profile", str, "h200_llama31_8b", "by name, model included")
-FLAGS.add_flag("profile_folder", str | None, None, "folder of the profile; none: the package's own")
+profile_flags.add(FLAGS)
 FLAGS.add_flag("baseline", str, throughput_at_ttft.BASELINE, "system that ratios are taken to")
 FLAGS.add_flag("targets", tuple[float, ...], throughput.TARGETS, "of ratios, in multiples of T_ref")
 FLAGS.add_flag(
@@ -53,12 +53,12 @@ def main(args: flags.Args) -> None:
   if not all(0 < target < math.inf for target in args.targets):
     raise flags.UsageError(f"--targets: expected numbers > 0, got {args.targets}")
   limits = args.config(Limits)
-  flags.check_folder("profile_folder", args.profile_folder)
+  if args.bound is not None and args.bound not in SYSTEMS:
+    raise flags.UsageError(f"--bound: expected one of {', '.join(SYSTEMS)}, got {args.bound!r}")
+  machine = profile_flags.load(args)
   with flags.usage_errors():
-    folder = args.profile_folder or profile.FOLDER
-    machine = profile.load(args.profile, folder)
     run = MeasuredRun(args.run)
-    fitted = fitted_points(folder, args.profile, run.path)
+    fitted = fitted_points(args.profile_folder or profile.FOLDER, machine.name, run.path)
     out = run_folder.open_run(args.out, {"flags": args.as_dict(), "limits": limits})
   if (warning := run.other_model(machine)) is not None:
     run_folder.say(warning)

@@ -123,11 +123,13 @@ def ratios(
 
 
 def line(row: Row) -> str:
-  """A point for whoever watches."""
+  """A point for whoever watches: relative errors in percent, of shares the difference."""
   error = row["error"]
 
   def text(name: str) -> str:
-    return "-" if error[name] is None else f"{error[name]:+.1%}"
+    if error[name] is None:
+      return "-"
+    return f"{error[name]:+.2f}" if name in _SHARES else f"{error[name]:+.1%}"
 
   return (
     f"{row['system']} at {row['rate_rps']:g} requests/s, repeat {row['repeat']}"
