@@ -188,6 +188,11 @@ class MeasuredRun:
     """Of its arrivals in repeat 0."""
     return self._of_bench("seed")
 
+  @property
+  def point_limit_s(self) -> float:
+    """When a point ends: who is not served by then has given up. Infinite without a limit."""
+    return self._of_bench("point_limit_s") or math.inf
+
   def shown_costs(self, point: MeasuredPoint) -> Costs | None:
     """What its policy was shown; None: it is not on file."""
     found = point.row.get("costs")
@@ -213,7 +218,7 @@ class MeasuredRun:
 
   def arriving(self, rate_rps: float | None, seed: int) -> Workload:
     """Its requests at a rate, given up when a point of the run ends; None: in a closed loop."""
-    plain, limit_s = self._plain_workload, self._of_bench("point_limit_s") or math.inf
+    plain, limit_s = self._plain_workload, self.point_limit_s
     found = (
       arrivals.poisson(plain, rate_rps, seed) if rate_rps is not None else arrivals.closed(plain)
     )
@@ -232,6 +237,7 @@ class MeasuredRun:
     *,
     system: SystemConfig | None = None,
     buckets: Buckets | None = None,
+    policy: str | None = None,
   ) -> SimulatedRun:
     """Serves requests as the point's were, in the simulation.
 
@@ -241,6 +247,7 @@ class MeasuredRun:
       workload: the requests.
       system: in the place of the point's.
       buckets: in the place of its shapes.
+      policy: in the place of the system's: a name, FILE.py:NAME or module:NAME.
 
     Raises:
       OSError, ValueError: files that say too little.
@@ -250,7 +257,7 @@ class MeasuredRun:
       workload, self.machine(point, machine), system, serving=self.serving,
       pools=self.pools(point), initial_cache=self.initial_cache if system.host else "cold",
       shown_costs=self.shown_costs(point), whole_decodes=True,
-      buckets=buckets or self.buckets(point),
+      buckets=buckets or self.buckets(point), policy=policy,
     )  # fmt: skip
 
   @functools.cached_property

@@ -33,6 +33,19 @@ def paired_ratios(
   return ratios
 
 
+def paired_ratio(
+  values: Sequence[float | None], baseline: Sequence[float | None]
+) -> tuple[float | None, float | None]:
+  """The mean of `paired_ratios` and half its 95 % interval; None where there is none."""
+  ratios = paired_ratios(values, baseline)
+  return (mean(ratios), half_width_95(ratios)) if ratios else (None, None)
+
+
+def interval(middle: float | None, half: float | None) -> list[float] | None:
+  """From `middle - half` to `middle + half`; None where either is."""
+  return None if middle is None or half is None else [middle - half, middle + half]
+
+
 def noise_floor(values: Sequence[float | None]) -> float | None:
   """A/A: one system against itself under the next seed's requests and arrivals.
 

@@ -82,11 +82,11 @@ def rows(found: Sequence[Cell], baseline: str | None, *, target: float | None) -
   floor = statistics.noise_floor(rates[baseline]) if baseline in rates else None
   table = []
   for label in labels:
-    ratios = statistics.paired_ratios(rates[label], rates[baseline]) if baseline in rates else None
+    ratio = half = None
+    if baseline in rates:
+      ratio, half = statistics.paired_ratio(rates[label], rates[baseline])
     known = [rate for rate in rates[label] if rate is not None]
     feasible = [point for point in points[label] if point is not None]
-    half = statistics.half_width_95(ratios) if ratios else None
-    ratio = statistics.mean(ratios) if ratios else None
     table.append(
       {
         "label": label,
@@ -94,7 +94,7 @@ def rows(found: Sequence[Cell], baseline: str | None, *, target: float | None) -
         "output_tokens_per_s_ci95": statistics.half_width_95(known),
         "mean_ttft_s": _mean(feasible, "ttft_mean_s"),
         "ratio_to_baseline": ratio,
-        "ci95": None if half is None or ratio is None else [ratio - half, ratio + half],
+        "ci95": statistics.interval(ratio, half),
         "noise_floor": floor,
         "verdict": verdict(ratio, half, floor) if baseline in rates else "no baseline",
         "ttft_p99_s": _mean(feasible, "ttft_p99_s"),

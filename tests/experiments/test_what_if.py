@@ -62,8 +62,12 @@ def test_the_own_setting_gives_the_run_and_others_what_they_would_have(points, t
   assert len({row["output_tokens_per_s"] for row in (own, *others)}) == 4
   for row in others:
     assert row["own_setting"] is False
-    ratio = row["output_tokens_per_s"] / own["output_tokens_per_s"]
-    assert row["ratio_to_own"] == pytest.approx(ratio)
+    each = zip(*(one["output_tokens_per_s_by_seed"] for one in (row, own)), strict=True)
+    ratios = [tokens / base for tokens, base in each]
+    assert row["ratio_to_own"] == pytest.approx(sum(ratios) / 2)
+    half = 12.706 * abs(ratios[0] - ratios[1]) / 2  # Student's t of one degree of freedom
+    assert row["ci95"] == pytest.approx([row["ratio_to_own"] - half, row["ratio_to_own"] + half])
+  assert own["ci95"] == [1.0, 1.0]
 
   summary = json.loads(captured.out.splitlines()[-1])
   assert summary == json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -72,12 +76,74 @@ def test_the_own_setting_gives_the_run_and_others_what_they_would_have(points, t
   assert json.loads((tmp_path / "out" / "config.json").read_text())["seed"] == simulated_points.SEED
 
 
-def test_fields_that_the_policy_sets_stay_and_every_system_has_its_rate(points, tmp_path):
+def test_fields_that_the_policy_sets_stay_and_every_system_has_its_rate(points, tmp_path, capsys):
   rows = _run(tmp_path, f"--run={points}", "--vary=order:fcfs:shortest_load")
   assert [(row["system"], row["order"], row["rate_rps"]) for row in rows] == [
     ("strata@16", "fcfs", 5.0), ("strata@16", "shortest_load", 5.0), ("hicache_paper", "fcfs", 5.0),
   ]  # fmt: skip
   assert [row["own_setting"] for row in rows] == [True, False, True]
+  error = capsys.readouterr().err
+  assert "hicache_paper sets order=fcfs itself: not served with shortest_load" in error.splitlines()
+  assert "lost:" not in error
+  assert error.count("itself") == 1
+
+
+POLICY = """
+from strata_jax.scheduler.policies import schedule
+
+def first_come(view, config):
+  return schedule(view, config.__class__(order="fcfs", bubble_filling=False, deferral=False))
+
+def the_own(view, config):
+  return schedule(view, config)
+"""
+
+
+def test_a_policy_has_rows_behind_those_of_every_system(points, tmp_path):
+  path = tmp_path / "mine.py"
+  path.write_text(POLICY)
+  argv = (f"--run={points}", "--rate=40")
+  rows = _run(tmp_path / "mine", *argv, f"--policy={path}:first_come")
+  assert [(row["system"], row["own_setting"]) for row in rows] == [
+    ("strata@16", True), ("strata@16 with mine.py:first_come", False),
+    ("hicache_paper", True), ("hicache_paper with mine.py:first_come", False),
+  ]  # fmt: skip
+  assert rows[1]["output_tokens_per_s"] != rows[0]["output_tokens_per_s"]
+  for own, row in zip(rows[::2], rows[1::2], strict=True):
+    ratio = row["output_tokens_per_s"] / own["output_tokens_per_s"]
+    assert row["ratio_to_own"] == pytest.approx(ratio)
+
+  vary = "--vary=rolling_loads:on:off,joint_tokens:0:256"
+  argv += ("--systems=strata@16", vary)
+  rows = _run(tmp_path / "own", *argv, f"--policy={path}:the_own")
+  assert len(rows) == 8
+  for row, same in zip(rows[:4], rows[4:], strict=True):  # it is given the settings
+    assert same["output_tokens_per_s"] == row["output_tokens_per_s"]
+
+
+def test_what_a_named_policy_sets_is_told_as_that_of_a_system(points, tmp_path, capsys):
+  argv = (f"--run={points}", "--systems=strata@16", "--policy=fcfs")
+  rows = _run(tmp_path, *argv, "--vary=deferral:on")
+  assert [(row["system"], row["deferral"]) for row in rows] == [
+    ("strata@16", True), ("strata@16 with fcfs", False),
+  ]  # fmt: skip
+  error = capsys.readouterr().err
+  assert "strata@16 with fcfs sets deferral=False itself: not served with True" in error
+
+
+def test_settings_alone_and_lost_requests_are_told(points, tmp_path, capsys):
+  (row,) = _run(tmp_path, f"--run={points}", "--systems=strata@16", "--rate=0.4")
+  assert row["lost"] > 0
+  error = capsys.readouterr().err
+  assert "without --vary and --policy every system is served in its own setting alone" in error
+  assert f"lost: {row['lost']} requests were refused, or not over" in error.splitlines()[-1]
+  assert error.splitlines()[-1].endswith("after 60 s")
+
+
+def test_what_counts_is_an_integer_and_may_be_infinite():
+  (values,) = what_if.parse(["max_bypasses:8:8.0:inf"]).values()
+  assert [(type(value), value) for value in values] == [(int, 8), (int, 8), (float, float("inf"))]
+  assert what_if.parse(["window_s:0.5:1"]) == {"window_s": [0.5, 1.0]}
 
 
 def test_clients_give_up_when_a_point_ends_however_they_arrive(points):
@@ -94,10 +160,15 @@ def test_clients_give_up_when_a_point_ends_however_they_arrive(points):
     (["--run="], "--run: expected a folder of `throughput`"),
     (["--seeds=0"], "--seeds: expected an integer >= 1, got 0"),
     (["--rate=-1"], r"--rate: expected a number > 0, got -1\.0"),
-    (["--systems=pigeon"], "--systems: expected some of strata@16, hicache_paper, got 'pigeon'"),
-    (["--vary=pigeons:1"], r"--vary: expected FIELD.* one of order, .*row_factor.*got 'pigeons:1'"),
-    (["--vary=order"], "--vary: expected FIELD:VALUE.*got 'order'"),
-    (["--vary=refill:on,refill:off"], "--vary: expected .*each field once.*got 'refill:off'"),
+    (["--systems=pigeon"], "--systems: expected one of strata@16, hicache_paper, got 'pigeon'"),
+    (["--policy=none.py:x"], "policy: expected a file, got 'none.py'"),
+    (["--vary=pigeons:1"], "--vary: pigeons: no such field, expected a field of the scheduler or"),
+    (["--vary=max_bypas:8"], "^--vary: max_bypas: no such field, expected max_bypasses$"),
+    (["--vary=order"], "--vary: order: expected order:VALUE:VALUE..., got 'order'"),
+    (["--vary=order:fcfs:"], "--vary: order: expected order:VALUE:VALUE..., got 'order:fcfs:'"),
+    (["--vary=refill:on,refill:off"], "--vary: refill: expected once, with all.*got 'refill:off'"),
+    (["--vary=max_bypasses:8.5"], "--vary: max_bypasses: expected an integer or inf, got 'max_by"),
+    (["--vary=max_bypasses:nan"], "--vary: SchedulerConfig.max_bypasses: expected a number >= 1"),
     (["--vary=refill:maybe"], "--vary: refill: expected on or off, got 'refill:maybe'"),
     (["--vary=order:alphabet"], "--vary: SchedulerConfig.order: expected one of fcfs, .*alphabet"),
     (["--vary=max_bypasses:8:0"], "--vary: SchedulerConfig.max_bypasses: expected a number >= 1"),
