@@ -5,6 +5,10 @@ same for all systems. TTFT counts from the scheduled arrival, the mean is over a
 highest rate that is sustained with a mean TTFT of at most T* is found to 2 % (`bracketing`);
 throughput is all output tokens over (last completion - first arrival) there. T* is a multiple of
 T_ref, the mean TTFT of isolated requests without cache.
+
+A list of requests may be over before a fast system is overloaded: then the fastest rate that is
+tried, `bracketing.HIGHEST` times the closed loop's, is still sustained. Such a point is not
+`bracketed`, its mean TTFT lies below T*, and tables say so in their verdict.
 """
 
 import math
@@ -39,6 +43,7 @@ def measure(config: Mapping[str, Any]) -> dict[str, Any]:
     point = search.highest(target * reference_s)
     found["at"][f"{target:g}"] = None if point is None else {
       "rate_rps": point.rate_rps,
+      "bracketed": search.brackets(target * reference_s),
       "output_tokens_per_s": point.summary["output_tokens_per_s"],
       **_kept(point.summary),
     }  # fmt: skip
@@ -77,6 +82,10 @@ class _Search:
       # A run that is sure to fail is cut short, so what is known of it holds for this target only.
       self.points[rate_rps] = cases.run(self._case, rate_rps, give_up_ttft_s=ttft_s)
       self.runs += 1
+
+  def brackets(self, ttft_s: float) -> bool:
+    """Whether rates on both sides of the target were tried."""
+    return None not in bracketing.bracket(self._trials(ttft_s))
 
   def _trials(self, ttft_s: float) -> list[bracketing.Trial]:
     return [

@@ -1,4 +1,10 @@
-"""Throughput at equal mean TTFT of whole systems (the paper's figure 8)."""
+"""Throughput at equal mean TTFT of whole systems (the paper's figure 8).
+
+A row whose verdict says that its mean TTFT is below the target is not at equal mean TTFT: no rate
+that was tried overloads that system with so few requests (see `throughput`).
+`peak_output_tokens_per_s` is the throughput of the closed loop at the cap on requests in flight,
+which scales the rates to try. It is no maximum: a system may give more at a target.
+"""
 
 import dataclasses
 from collections.abc import Sequence
