@@ -66,6 +66,9 @@ def main(args: flags.Args) -> None:
   flags.check_folder("base_folder", args.base_folder)
   with flags.usage_errors():
     base_folder = args.base_folder or profile.FOLDER
+    if args.base_profile not in (known := profile.names(base_folder)):
+      expected = ", ".join(known)
+      raise ValueError(f"--base_profile: expected one of {expected}, got {args.base_profile!r}")
     base = profile.load(args.base_profile, base_folder)
     calibrated_profile.check_name(args.name, args.base_profile, base_folder)
     measured = _measured(args, base)

@@ -59,7 +59,9 @@ def main(args: flags.Args) -> None:
   with flags.usage_errors():
     run = MeasuredRun(args.run)
     fitted = fitted_points(args.profile_folder or profile.FOLDER, machine.name, run.path)
-    out = run_folder.open_run(args.out, {"flags": args.as_dict(), "limits": limits})
+    out = run_folder.open_run(
+      args.out, {"flags": args.as_dict(), "profile": machine.name, "limits": limits}
+    )
   if (warning := run.other_model(machine)) is not None:
     run_folder.say(warning)
   rows, simulated = [], []

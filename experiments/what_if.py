@@ -8,9 +8,9 @@
 Fields of the scheduler and of the shapes, every value with every other one, behind a row of the
 system's own setting with the shapes of the run. A system's policy sets some fields whatever is
 asked for (`fcfs` has an order): they stay, and settings that come to the same are served once.
-With `--policy` all settings follow once more with that policy in the place of the system's.
-`ratio_to_own` is the mean over the seeds of what a setting gives over what the system's own does,
-`ci95` its 95 % interval.
+With `--policy` all settings follow once more under that policy in the place of the system's; it is
+given each setting as its config. `ratio_to_own` is the mean over the seeds of what a setting gives
+over what the system's own does, `ci95` its 95 % interval.
 
 Pools, shown costs and shared reads are those of the system's point at that rate, or of its first
 one. Seeds shift when requests come and nothing else; the first is that of the run's first repeat,
@@ -103,7 +103,7 @@ def main(args: flags.Args) -> None:
     out = run_folder.open_run(
       args.out,
       {
-        "flags": args.as_dict(), "seed": run.seed,
+        "flags": args.as_dict(), "profile": machine.name, "seed": run.seed,
         "points": {point.label: point.point_id for point in points},
         "systems": {point.label: point.system for point in points},
         "serving": run.serving, "shapes": run.shapes(),

@@ -87,7 +87,7 @@ def _from_module(place: str) -> types.ModuleType:
   try:
     return importlib.import_module(place)
   except Exception as error:
-    raise ValueError(f"policy module {place!r}: failed to import: {_described(error)}") from error
+    raise ValueError(f"policy {place!r}: failed to import: {_described(error)}") from error
 
 
 def _described(error: Exception) -> str:

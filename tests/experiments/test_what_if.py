@@ -73,7 +73,9 @@ def test_the_own_setting_gives_the_run_and_others_what_they_would_have(points, t
   assert summary == json.loads((tmp_path / "out" / "summary.json").read_text())
   assert [row["joint_tokens"] for row in summary["rows"]] == [0, 256, 0, 256]
   assert captured.err.splitlines()[-5].startswith("system")
-  assert json.loads((tmp_path / "out" / "config.json").read_text())["seed"] == simulated_points.SEED
+  config = json.loads((tmp_path / "out" / "config.json").read_text())
+  assert config["seed"] == simulated_points.SEED
+  assert config["config"]["profile"] == "h200_llama31_8b"
 
 
 def test_fields_that_the_policy_sets_stay_and_every_system_has_its_rate(points, tmp_path, capsys):
