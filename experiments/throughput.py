@@ -4,6 +4,7 @@
     --queries=200 --device_tokens=120000 --host_tokens=360000 \\
     --systems=hicache_paper,strata@16 --rates=hicache_paper:4:5:6.25,strata@16:auto:20 --repeats=2
   python -m experiments.throughput --model=tiny ...  # on a CPU, to see that it works
+  python -m experiments.throughput --policy=mine.py:schedule ...  # points beside those of strata
 
 Every point serves the same contexts, lengths and (within a repeat) arrival gaps, with questions of
 its own, so that nothing but contexts can be hit. `--initial_cache=host_warm` is made by serving
@@ -64,6 +65,12 @@ FLAGS.add_flag(
   "targets", tuple[float, ...], (throughput.HEADLINE,),
   "mean TTFTs, in multiples of T_ref, that auto brackets",
 )  # fmt: skip
+FLAGS.add_flag(
+  "policy", str | None, None,
+  "name, FILE.py:NAME or module:NAME: also serves, behind every one of --systems that has strata's "
+  "policy, in its place, as 'SYSTEM with FILE.py:NAME'; at the rates of SYSTEM, unless --rates has "
+  "that label",
+)  # fmt: skip
 FLAGS.add_flag("repeats", int, 1, "arrival patterns, each a point at every rate of every system")
 FLAGS.add_flag("once", tuple[str, ...], (), "systems that are measured in the first repeat alone")
 FLAGS.add_flag("workload", str, "loogle_like", f"one of {', '.join(synthetic.GENERATORS)}")
@@ -103,7 +110,7 @@ def main(args: flags.Args) -> int:
   """Runs the experiment. Returns 1 when outputs differ that must be the same."""
   began_s = time.monotonic()
   serve_setup.share_the_interpreter()
-  contenders = throughput_plan.contenders(args.systems, args.rates)
+  contenders = throughput_plan.contenders(args.systems, args.rates, args.policy)
   _check(args)
   shape = args.config(ShapeConfig)
   model = config_lib.MODELS[args.model]
@@ -124,7 +131,8 @@ def main(args: flags.Args) -> int:
   turns = throughput_plan.order(contenders, args.repeats, args.once)
   with flags.usage_errors():
     facts = {"workload": workload.name, "shape": shape}
-    folder = PointsFolder(args.out, {"bench": config, **facts})
+    policies = {contender.label: contender.policy_digest for contender in contenders}
+    folder = PointsFolder(args.out, {"bench": config, **facts}, policies)
   run_folder.say(f"{len(folder.rows)} points are there")
   known_s = throughput_folder.reference_ttft_s(folder.rows)
   measured: dict[str, Any] = {"not_reached": [], "t_ref_s": known_s, "costs": {}}

@@ -85,6 +85,10 @@ class Bench:
     self._params = params
     self._workload = workload
     self._contenders = contenders
+    self._policies = {
+      one.label: policy_loading.load_policy(one.policy_name, one.system.scheduler_config)
+      for one in contenders
+    }
     self._tiers: dict[CacheConfig, _Tiers] = {}
     self.costs: dict[str, Costs] = {}
 
@@ -122,10 +126,10 @@ class Bench:
     """
     began_s = time.monotonic()
     (contender,) = [c for c in self._contenders if c.label == point.label]
-    config, system, io = self._config, contender.system, executor_flags.io_of(contender.system)
+    config, io = self._config, executor_flags.io_of(contender.system)
     tiers = self._tiers_of(contender)
     executor, costs = tiers.executor(io)
-    policy = policy_loading.load_policy(system.policy, system.scheduler_config)
+    policy = self._policies[point.label]
     contexts = folding.fold(self._workload, config.model.vocab_size).contexts
     warmed = tiers.prepare(contexts, policy, config.initial_cache)
     requests = self._requests(point)
@@ -338,7 +342,8 @@ def _names(point: Point, contender: Contender, io: IoNames) -> dict[str, Any]:
   return {
     "system": point.label,
     "preset": contender.system.name,
-    "policy": contender.system.policy,
+    "policy": contender.policy_name,
+    "policy_digest": contender.policy_digest,
     "load_io": io.load,
     "store_io": io.store,
     "overlap": io.overlap,

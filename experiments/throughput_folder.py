@@ -14,15 +14,21 @@ _OF_A_COMMAND = ("reference",)  # keys of older folders that are no part of the 
 class PointsFolder:
   """`config.json`, `points.jsonl`, `requests.jsonl.gz`, `steps.jsonl.gz`, `summary.json`."""
 
-  def __init__(self, path: str | pathlib.Path, config: Mapping[str, Any]) -> None:
+  def __init__(
+    self,
+    path: str | pathlib.Path,
+    config: Mapping[str, Any],
+    policies: Mapping[str, str | None] | None = None,
+  ) -> None:
     """Opens the folder, or makes it.
 
     Args:
       path: the folder.
       config: all that points of one folder have in common, as plain values.
+      policies: digests of the texts of policies, by label of who has them.
 
     Raises:
-      UsageError: the folder has points of another config.
+      UsageError: the folder has points of another config, or of a label with another policy.
       OSError: it cannot be made or written to.
     """
     self.path = pathlib.Path(path)
@@ -34,6 +40,7 @@ class PointsFolder:
     points = self.path / "points.jsonl"
     if points.exists():
       self.rows = read_points(points)
+    self._check_policies(policies or {})
     self._commands.append(run_folder.command_facts())
     run_folder.write_json(self.path / "config.json", {"config": known, "commands": self._commands})
 
@@ -73,6 +80,15 @@ class PointsFolder:
     if changed:
       raise flags.UsageError(f"--out={self.path}: expected the config there, got {changed[0]}")
     self._commands = before["commands"]
+
+  def _check_policies(self, policies: Mapping[str, str | None]) -> None:
+    for row in self.rows:
+      label, digest = row.get("system"), row.get("policy_digest")
+      if label in policies and digest != policies[label]:
+        raise flags.UsageError(
+          f"--policy: expected the text that served {label} in {self.path}, got another one; "
+          "rename it, or give another --out"
+        )
 
 
 def read_points(path: pathlib.Path) -> list[dict[str, Any]]:

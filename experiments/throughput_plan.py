@@ -6,20 +6,37 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments import flags
-from experiments.sweeps import crossing, rate_search
-from strata_jax import systems
+from experiments import flags, sweep
+from experiments.sweeps import crossing, rate_search, tables
+from strata_jax import policy_loading, systems
 from strata_jax.systems import SystemConfig
+
+_WITH = " with "  # between the label of a system and its policy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contender:
-  """A system under a label, with the rates at which it is measured."""
+  """A system under a label, with the rates at which it is measured.
 
-  label: str  # the preset's name, with @PAGE_SIZE behind it where that is not the preset's
+  The label: the preset's name, with @PAGE_SIZE behind it where that is not the preset's, and
+  " with NAME" where another policy stands in the place of the system's.
+  """
+
+  label: str
   system: SystemConfig
+  policy: str | None = None  # in the place of the system's: a name, FILE.py:NAME or module:NAME
   rates_rps: tuple[float, ...]  # ascending; in a search the first guess alone
   searches: bool = False  # rates are found that bracket the targets
+
+  @property
+  def policy_name(self) -> str:
+    """Of what schedules."""
+    return self.policy or self.system.policy
+
+  @property
+  def policy_digest(self) -> str | None:
+    """Of the text that a policy of one's own stands in; None: a policy by name."""
+    return policy_digest(self.policy_name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,29 +57,57 @@ class Point:
     return f"{self.label} at {self.rate_rps:g} requests/s, repeat {self.repeat}"
 
 
-def contenders(names: Sequence[str], rates: Sequence[str]) -> tuple[Contender, ...]:
+def policy_digest(spec: str) -> str | None:
+  """Of the text of FILE.py:NAME or module:NAME; None for a name. Raises ValueError: none there."""
+  if ":" not in spec:
+    return None
+  return hashlib.blake2b(sweep.policy_source(spec).encode(), digest_size=12).hexdigest()
+
+
+def contenders(
+  names: Sequence[str], rates: Sequence[str], policy: str | None = None
+) -> tuple[Contender, ...]:
   """The systems in the order in which they were named.
 
   Args:
     names: NAME or NAME@PAGE_SIZE each.
-    rates: LABEL:RATE:RATE... or LABEL:auto:RATE each, LABEL as in `names`.
+    rates: LABEL:RATE:RATE... or LABEL:auto:RATE each, LABEL as in `names`, or that of a system
+      with the policy.
+    policy: also in the place of that of every system that has strata's, behind it, at its rates
+      unless it has rates of its own.
 
   Raises:
-    UsageError: unknown systems, systems that no machine can run, missing or impossible rates.
+    UsageError: unknown systems, systems that no machine can run, missing or impossible rates, a
+      policy that cannot be loaded or has no system to stand on.
   """
   if not names:
     raise flags.UsageError("--systems: expected at least one system, got none")
   found = {name: _system(name) for name in names}
   if len(found) < len(names):
     raise flags.UsageError(f"--systems: expected each system once, got {','.join(names)}")
-  by_label = dict(_rates(text, tuple(found)) for text in rates)
-  for label in found:
+  own = {} if policy is None else _with_policy(found, policy)
+  by_label = dict(_rates(text, (*found, *own.values())) for text in rates)
+  result: list[Contender] = []
+  for label, system in found.items():
     if label not in by_label:
       raise flags.UsageError(f"--rates: expected rates of every system, got none of {label}")
-  return tuple(
-    Contender(label=label, system=system, rates_rps=by_label[label][0], searches=by_label[label][1])
-    for label, system in found.items()
-  )
+    rates_rps, searches = by_label[label]
+    result.append(Contender(label=label, system=system, rates_rps=rates_rps, searches=searches))
+    if label in own:
+      rates_rps, searches = by_label.get(own[label], by_label[label])
+      result.append(
+        Contender(
+          label=own[label], system=system, policy=policy, rates_rps=rates_rps, searches=searches
+        )
+      )
+  return tuple(result)
+
+
+def contender_of(label: str, policy: str | None) -> Contender:
+  """What has a label, at no rate in particular. `policy`: of its points. Raises UsageError."""
+  system, other, _ = label.partition(_WITH)
+  (found,) = contenders((system,), (f"{system}:1",))
+  return dataclasses.replace(found, label=label, policy=policy if other else None)
 
 
 def order(
@@ -135,6 +180,22 @@ def expected_s(point: Point, requests: int, rows: Sequence[Mapping[str, Any]]) -
   return requests / (1.1 * max(served) if overloads else point.rate_rps)
 
 
+def _with_policy(found: Mapping[str, SystemConfig], policy: str) -> dict[str, str]:
+  """By label of a system that has strata's policy: the label with this one."""
+  with flags.usage_errors():
+    policy_loading.load_policy(policy)
+  own = {
+    label: f"{label}{_WITH}{tables.policy_name(policy)}"
+    for label, system in found.items()
+    if system.policy == "strata"
+  }
+  if not own:
+    raise flags.UsageError(
+      f"--policy: expected a system with strata's policy in --systems, got {', '.join(found)}"
+    )
+  return own
+
+
 def _system(label: str) -> SystemConfig:
   name, _, page_size = label.partition("@")
   if name not in systems.SYSTEMS or (page_size and not page_size.isdecimal()):
@@ -155,11 +216,12 @@ def _system(label: str) -> SystemConfig:
 
 
 def _rates(text: str, labels: tuple[str, ...]) -> tuple[str, tuple[tuple[float, ...], bool]]:
-  label, *values = text.split(":")
-  if label not in labels:
+  label = max((one for one in labels if f"{text}:".startswith(f"{one}:")), key=len, default=None)
+  if label is None:
     raise flags.UsageError(
       f"--rates: expected SYSTEM:RATE:RATE... with one of {', '.join(labels)}, got {text!r}"
     )
+  values = text.removeprefix(label).split(":")[1:]
   searches = values[:1] == ["auto"]
   if searches:
     values = values[1:]

@@ -48,8 +48,9 @@ def main(args: flags.Args) -> None:
     out / "throughput_at_ttft.png", _curves(points), "mean TTFT, seconds", "output tokens/s",
     log_x=True,
   )  # fmt: skip
+  width = max(len(row["system"]) for row in table["rows"])
   for row in table["rows"]:
-    run_folder.say(_line(row))
+    run_folder.say(_line(row, width))
   print(json.dumps(run_folder.plain(table), allow_nan=False), flush=True)
 
 
@@ -89,8 +90,8 @@ def _curves(points: Sequence[dict[str, Any]]) -> dict[str, tuple[list[float], li
   return curves
 
 
-def _line(row: dict[str, Any]) -> str:
-  head = f"{row['system']:<24} {row['t_star_of_t_ref']:>4g} T_ref"
+def _line(row: dict[str, Any], width: int) -> str:
+  head = f"{row['system']:<{width}} {row['t_star_of_t_ref']:>4g} T_ref"
   if row["rate_rps"] is None:
     return f"{head}  -  {row['reason']}"
   ratio = row["ratio_to_baseline"]

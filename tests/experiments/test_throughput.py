@@ -26,6 +26,16 @@ _TWO = [
 ]
 
 
+_MINE = """
+from strata_jax.scheduler.policies import plan_step, stages_of
+
+def mine(view, config):
+  with open({seen!r}, "a") as file:
+    print(min(view.costs.load_s_per_token, view.costs.compute_s_per_token), file=file)
+  return plan_step(view, config, stages_of(config))
+"""
+
+
 def _run(capsys, out, *arguments):
   throughput.main(throughput.FLAGS.parse([*_TINY, f"--out={out}", *arguments]))
   lines = capsys.readouterr().out.splitlines()
@@ -194,6 +204,12 @@ def test_a_search_brackets_the_target_and_goes_on_where_it_was(tmp_path, capsys)
     ([*_TWO, "--context_tokens=600", "--device_tokens=2048"], r"at most 512 together"),
     ([*_TWO, "--workload=no_reuse"], r"--contexts: expected a workload of documents"),
     ([*_TWO, "--attention=hopper"], r"attention 'hopper': expected a Hopper GPU"),
+    ([*_TWO, "--policy=none.py:mine"], r"policy: expected a file, got 'none.py'"),
+    ([*_TWO, "--policy=fcfs"], r"--policy: expected a system with strata's policy in --systems"),
+    (
+      ["--systems=strata", "--rates=strata:5,strata with fcfs:x", "--policy=fcfs"],
+      r"--rates: expected numbers > 0 behind strata with fcfs",
+    ),
     ([*_TWO, "--once=mine"], r"--once: expected some of vllm_lmcache_like@8, .* got 'mine'"),
   ],
 )
@@ -253,6 +269,73 @@ def test_every_repeat_begins_with_another_system_and_searches_start_where_the_la
   assert asked == [20.0, 25.0, 31.2]
   assert next(throughput_plan.points(found[0], 1, rows, [1.0])).rate_rps == 25.0
   assert len(list(throughput_plan.points(found[0], 1, rows, [1.0]))) == 1  # not measured: no more
+
+
+def test_a_policy_stands_behind_every_system_with_that_of_strata(tmp_path):
+  file = tmp_path / "mine.py"
+  file.write_text(_MINE.format(seen=str(tmp_path / "seen")))
+
+  def found(*rates):
+    return [
+      (c.label, c.system.name, c.system.page_size, c.policy_name, c.rates_rps, c.searches)
+      for c in throughput_plan.contenders(
+        ("strata@16", "hicache_paper", "strata_auto"),
+        ("strata@16:auto:20", "hicache_paper:4", "strata_auto:8:9", *rates), f"{file}:mine",
+      )
+    ]  # fmt: skip
+
+  spec, own = f"{file}:mine", "strata_auto with mine.py:mine"
+  assert found() == [
+    ("strata@16", "strata", 16, "strata", (20.0,), True),
+    ("strata@16 with mine.py:mine", "strata", 16, spec, (20.0,), True),
+    ("hicache_paper", "hicache_paper", 32, "fcfs", (4.0,), False),
+    ("strata_auto", "strata_auto", 32, "strata", (8.0, 9.0), False),
+    (own, "strata_auto", 32, spec, (8.0, 9.0), False),
+  ]
+  assert found(f"{own}:7")[-2:] == [
+    ("strata_auto", "strata_auto", 32, "strata", (8.0, 9.0), False),
+    (own, "strata_auto", 32, spec, (7.0,), False),
+  ]
+  again = throughput_plan.contender_of(own, spec)
+  assert (again.label, again.policy, again.system.name) == (own, spec, "strata_auto")
+  assert throughput_plan.contender_of("strata@16", "strata").policy is None
+
+
+@pytest.mark.slow
+def test_a_policy_of_ones_own_is_served_beside_strata_and_known_by_its_text(tmp_path, capsys):
+  out, file, seen = tmp_path / "run", tmp_path / "mine.py", tmp_path / "seen"
+  file.write_text(_MINE.format(seen=str(seen)))
+  asked = ["--systems=strata@8", "--rates=strata@8:40", f"--policy={file}:mine"]
+  _, rows = _run(capsys, out, *asked)
+  assert [row["system"] for row in rows] == ["strata@8", "strata@8 with mine.py:mine"]
+  assert [row["policy"] for row in rows] == ["strata", f"{file}:mine"]
+  assert rows[0]["policy_digest"] is None
+  assert rows[1]["warmed_contexts"] == 0  # they share what is on the host
+  assert rows[1]["finished"] == 9
+  assert len(seen.read_text().splitlines()) >= rows[1]["plans"]  # it decided, and was shown costs
+  assert min(map(float, seen.read_text().splitlines())) > 0.0
+
+  before = (out / "points.jsonl").read_text()
+  _run(capsys, out, *asked)
+  assert (out / "points.jsonl").read_text() == before
+  moved = tmp_path / "elsewhere" / "mine.py"
+  moved.parent.mkdir()
+  moved.write_text(file.read_text() + "# another text\n")
+  config = (out / "config.json").read_text()
+  with pytest.raises(flags.UsageError, match=r"--policy: expected the text that served strata@8 "):
+    _run(capsys, out, *asked[:2], f"--policy={moved}:mine")
+  assert (out / "config.json").read_text() == config
+  _, rows = _run(capsys, out, *asked, "--rates=strata@8:40,strata@8 with mine.py:mine:50")
+  assert [(r["system"], r["rate_rps"]) for r in rows[2:]] == [("strata@8 with mine.py:mine", 50.0)]
+
+  throughput_table.main(
+    throughput_table.FLAGS.parse([f"--runs={out}", f"--out={tmp_path}", "--baseline=strata@8"])
+  )
+  captured = capsys.readouterr()
+  table = json.loads(captured.out.splitlines()[-1])
+  assert {row["system"] for row in table["rows"]} == {"strata@8", "strata@8 with mine.py:mine"}
+  lines = [line for line in captured.err.splitlines() if " T_ref  " in line]
+  assert len({line.index(" T_ref  ") for line in lines}) == 1  # in columns
 
 
 def test_points_have_tokens_of_their_own():
