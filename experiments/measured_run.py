@@ -37,6 +37,7 @@ class MeasuredPoint:
   point_id: int
   label: str  # of the system
   system: SystemConfig
+  policy: str | None  # in the place of the system's: a name, FILE.py:NAME or module:NAME
   rate_rps: float
   repeat: int
   row: Row  # of `points.jsonl`: names, sizes and the summary
@@ -103,6 +104,30 @@ class MeasuredRun:
   def labels(self) -> list[str]:
     """Of its systems."""
     return list(dict.fromkeys(point.label for point in self.points))
+
+  @functools.cached_property
+  def left_out(self) -> dict[str, str]:
+    """By label: why its points cannot be served again, where their policy's text is not there."""
+    found: dict[str, str] = {}
+    for point in self.points:
+      if point.policy is None:
+        continue
+      why = f"the text of {point.policy} is not the one that served them"
+      try:
+        if throughput_plan.policy_digest(point.policy) == point.row.get("policy_digest"):
+          continue
+      except ValueError as error:
+        why = " ".join(str(error).split())
+      found[point.label] = f"left out, the points of {point.label}: {why}"
+    return found
+
+  @property
+  def servable(self) -> list[MeasuredPoint]:
+    """All points but those left out. Raises ValueError where none is left."""
+    found = [point for point in self.points if point.label not in self.left_out]
+    if not found:
+      raise ValueError("; ".join(self.left_out.values()))
+    return found
 
   def check_systems(self, flag: str, labels: Iterable[str]) -> None:
     """Raises ValueError that names the flag for a system that the run does not have."""
@@ -247,7 +272,7 @@ class MeasuredRun:
       workload: the requests.
       system: in the place of the point's.
       buckets: in the place of its shapes.
-      policy: in the place of the system's: a name, FILE.py:NAME or module:NAME.
+      policy: in the place of the point's: a name, FILE.py:NAME or module:NAME.
 
     Raises:
       OSError, ValueError: files that say too little.
@@ -257,7 +282,7 @@ class MeasuredRun:
       workload, self.machine(point, machine), system, serving=self.serving,
       pools=self.pools(point), initial_cache=self.initial_cache if system.host else "cold",
       shown_costs=self.shown_costs(point), whole_decodes=True,
-      buckets=buckets or self.buckets(point), policy=policy,
+      buckets=buckets or self.buckets(point), policy=policy or point.policy,
     )  # fmt: skip
 
   @functools.cached_property
@@ -338,11 +363,12 @@ def _lines(path: pathlib.Path) -> Iterable[str]:
 
 def _point(row: Row, path: pathlib.Path, index: int) -> MeasuredPoint:
   label = need(row, path, "system")
-  (contender,) = throughput_plan.contenders((label,), (f"{label}:1",))
+  contender = throughput_plan.contender_of(label, row.get("policy"))
   return MeasuredPoint(
     point_id=row.get("order", index),
     label=label,
     system=contender.system,
+    policy=contender.policy,
     rate_rps=float(need(row, path, "rate_rps")),
     repeat=int(need(row, path, "repeat")),
     row=row,

@@ -3,14 +3,15 @@
   python -m experiments.validate --run=runs/throughput --profile_folder=runs/calibrate
 
 Every point of a folder of `throughput`: the same requests and arrivals, pools, budgets, initial
-cache, system, shown costs, padded shapes and shared reads, on the clock of the profile. Writes
-`validation.json` (a row a point, the mean signed error, the spread between real repeats, ratios
-between systems, verdicts), `ttft.png` and `throughput.png` (simulated against real) and
-`summary.json` to --out. Points that the profile was fitted to, as `calibrate` noted beside it, are
-marked and counted apart. Where loads overlap compute layer by layer, a real step counts the first
-layer's wait alone as stall, a simulated one every layer's: their stall fractions are no like for
-like. `bound` is what a system with free loads reaches at 5 T_ref on that clock, and the share of it
-that each real system does.
+cache, system, shown costs, padded shapes and shared reads, on the clock of the profile; points of a
+policy of one's own with it, as long as its text is the one that served them; else a line says that
+they are left out. Writes `validation.json` (a row a point, the mean signed error, the spread
+between real repeats, ratios between systems, verdicts), `ttft.png` and `throughput.png` (simulated
+against real) and `summary.json` to --out. Points that the profile was fitted to, as `calibrate`
+noted beside it, are marked and counted apart. Where loads overlap compute layer by layer, a real
+step counts the first layer's wait alone as stall, a simulated one every layer's: their stall
+fractions are no like for like. `bound` is what a system with free loads reaches at 5 T_ref on that
+clock, and the share of it that each real system does.
 """
 
 import math
@@ -58,15 +59,18 @@ def main(args: flags.Args) -> None:
   machine = profile_flags.load(args)
   with flags.usage_errors():
     run = MeasuredRun(args.run)
+    points = run.servable
     fitted = fitted_points(args.profile_folder or profile.FOLDER, machine.name, run.path)
     out = run_folder.open_run(
       args.out, {"flags": args.as_dict(), "profile": machine.name, "limits": limits}
     )
   if (warning := run.other_model(machine)) is not None:
     run_folder.say(warning)
+  for line in run.left_out.values():
+    run_folder.say(line)
   rows, simulated = [], []
-  with run_folder.Progress(len(run.points), "validate") as bar:
-    for point in run.points:
+  with run_folder.Progress(len(points), "validate") as bar:
+    for point in points:
       with flags.usage_errors():
         summary = replay(run, point, machine)
       simulated.append({**point.row, "host_gap_ms_median": None, **summary})
@@ -78,7 +82,7 @@ def main(args: flags.Args) -> None:
       bar.update(len(rows), str(point))
   reference_s = throughput_folder.reference_ttft_s(one.row for one in run.points)
   targets_s = {} if reference_s is None else {m: m * reference_s for m in args.targets}
-  real = [point.row for point in run.points]
+  real = [point.row for point in points]
   others = [row for row in rows if not row["fitted"]]
   ratios = tables.ratios(real, simulated, targets_s, args.baseline, limits)
   bound = None

@@ -29,6 +29,7 @@ def at_equal_ttft(
   Raises:
     OSError, ValueError: names, or files that say too little.
   """
+  point = dataclasses.replace(point, policy=None)  # the bound has its own
   system = dataclasses.replace(systems.system(bound), page_size=point.system.page_size)
   requests = len(run.workload(point).requests)
 

@@ -7,10 +7,11 @@
 
 Fields of the scheduler and of the shapes, every value with every other one, behind a row of the
 system's own setting with the shapes of the run. A system's policy sets some fields whatever is
-asked for (`fcfs` has an order): they stay, and settings that come to the same are served once.
-With `--policy` all settings follow once more under that policy in the place of the system's; it is
-given each setting as its config. `ratio_to_own` is the mean over the seeds of what a setting gives
-over what the system's own does, `ci95` its 95 % interval.
+asked for (`fcfs` has an order): they stay, and settings that come to the same are served once. With
+`--policy` all settings follow once more under that policy in the place of the system's; it is given
+each setting as its config. Points that were served with a policy of one's own are served with it,
+as long as its text is the same; else a line says that they are left out. `ratio_to_own` is the mean
+over the seeds of what a setting gives over what the system's own does, `ci95` its 95 % interval.
 
 Pools, shown costs and shared reads are those of the system's point at that rate, or of its first
 one. Seeds shift when requests come and nothing else; the first is that of the run's first repeat,
@@ -96,7 +97,7 @@ def main(args: flags.Args) -> None:
     if args.policy is not None:
       policy_loading.load_policy(args.policy)
     run = MeasuredRun(args.run)
-    points = _points(run, args.systems, args.rate)
+    points = _points(run, args.systems, args.rate, args.policy)
     for point in points:
       run.workload(point)  # its requests are those of the rows
     found = [one for point in points for one in settings(run, point, varied, args.policy)]
@@ -114,7 +115,7 @@ def main(args: flags.Args) -> None:
     run_folder.say(warning)
   if not varied and args.policy is None:
     run_folder.say("without --vary and --policy every system is served in its own setting alone")
-  for line in left_out(found, varied):
+  for line in (*(() if args.systems else run.left_out.values()), *left_out(found, varied)):
     run_folder.say(line)
   rows: list[Row] = []
   with run_folder.Progress(len(found) * args.seeds, "what_if") as bar:
@@ -222,8 +223,9 @@ def _settings(
     except ValueError as error:
       raise flags.UsageError(f"--vary: {error}") from error
     scheduler = system.scheduler_config
-    if policy in POLICIES:
-      scheduler = policy_config(policy, scheduler)
+    named = policy or point.policy
+    if named in POLICIES:
+      scheduler = policy_config(named, scheduler)
     had = dataclasses.asdict(scheduler) | run.shapes() | shapes
     fields = {name: had[name] for name in varied}
     if all(one.fields != fields for one in found):
@@ -234,13 +236,20 @@ def _settings(
   return found
 
 
-def _points(run: MeasuredRun, systems: Sequence[str], rate: float | None) -> list[MeasuredPoint]:
+def _points(
+  run: MeasuredRun, systems: Sequence[str], rate: float | None, policy: str | None
+) -> list[MeasuredPoint]:
   """One point a system: the one at the rate, or its first."""
   run.check_systems("systems", systems)
+  for label in systems:
+    if label in run.left_out:
+      raise ValueError(run.left_out[label])
   by_label = {
     label: [point for point in run.points if point.label == label]
-    for label in systems or run.labels
+    for label in systems or dict.fromkeys(point.label for point in run.servable)
   }
+  if policy is not None and not systems:  # those that were served with another one stay away
+    by_label = {label: found for label, found in by_label.items() if found[0].policy is None}
   at_rate = lambda point: rate is not None and math.isclose(point.rate_rps, rate, rel_tol=1e-9)
   return [next(filter(at_rate, found), found[0]) for found in by_label.values()]
 

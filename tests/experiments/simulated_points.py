@@ -30,9 +30,12 @@ def buckets(page_size, workload, executor):
   )  # fmt: skip
 
 
-def write(out, machine, systems, rates, *, repeats=1, shape=SHAPE, shown=None, executor=EXECUTOR):
+def write(
+  out, machine, systems, rates, *, policy=None, repeats=1, shape=SHAPE, shown=None,
+  executor=EXECUTOR,
+):  # fmt: skip
   """Serves all points on `machine`, a profile. `shown`: the costs that policies see, if any."""
-  contenders = throughput_plan.contenders(systems, rates)
+  contenders = throughput_plan.contenders(systems, rates, policy)
   bench = BenchConfig(
     model=config.MODELS["llama31_8b"], device_tokens=POOLS.device_tokens,
     host_tokens=POOLS.host_tokens, serving=SERVING, executor=executor,
@@ -54,11 +57,12 @@ def write(out, machine, systems, rates, *, repeats=1, shape=SHAPE, shown=None, e
     run = simulation.simulate(
       limited, machine, contender.system, serving=SERVING, pools=POOLS, initial_cache="host_warm",
       shown_costs=shown or Costs(), whole_decodes=True,
-      buckets=buckets(contender.system.page_size, plain, executor),
+      buckets=buckets(contender.system.page_size, plain, executor), policy=contender.policy,
     )  # fmt: skip
     summary = run.summary()
     row = {
-      "system": point.label, "rate_rps": point.rate_rps, "repeat": point.repeat,
+      "system": point.label, "policy": contender.policy_name,
+      "policy_digest": contender.policy_digest, "rate_rps": point.rate_rps, "repeat": point.repeat,
       "decode_shares": machine.executor.decode_shares, "page_size": contender.system.page_size,
       "device_tokens": POOLS.device_tokens, "host_tokens": POOLS.host_tokens, **summary,
       "lost": summary["refused"] + summary["aborted"], "host_gap_ms_median": None,
