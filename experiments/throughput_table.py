@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from experiments import flags, plots, run_folder, throughput_folder
+from experiments import flags, measured_run, plots, run_folder, throughput_folder
 from experiments.sweeps import crossing, throughput, throughput_at_ttft
 
 FLAGS = flags.FlagSet("Makes the table of throughput at equal mean TTFT.")
@@ -20,6 +20,11 @@ FLAGS.add_flag("runs", tuple[str, ...], (), "folders that `throughput` wrote")
 FLAGS.add_flag("targets", tuple[float, ...], throughput.TARGETS, "T*, in multiples of T_ref")
 FLAGS.add_flag("baseline", str, throughput_at_ttft.BASELINE, "system that ratios are taken to")
 FLAGS.add_flag("out", str, "runs/throughput_table", "folder for the table and the plot")
+
+_FIELDS = (
+  "system", "repeat", "rate_rps", "ttft_mean_s", "drain_s", "arrival_span_s", "lost",
+  *crossing.KEPT,
+)  # fmt: skip
 
 
 def main(args: flags.Args) -> None:
@@ -29,8 +34,16 @@ def main(args: flags.Args) -> None:
   if not args.targets or min(args.targets) <= 0:
     raise flags.UsageError(f"--targets: expected numbers > 0, got {args.targets}")
   points, facts = _read(args.runs)
+  names = list(dict.fromkeys(row["system"] for row in points))
+  if args.baseline not in names:
+    if args.given("baseline"):
+      raise flags.UsageError(
+        f"--baseline: expected one of {', '.join(names)}, got {args.baseline!r}"
+      )
+    run_folder.say(f"no ratios: no points of {args.baseline}; --baseline takes {', '.join(names)}")
   reference_s = throughput_folder.reference_ttft_s(points)
-  assert reference_s is not None
+  if reference_s is None:
+    raise flags.UsageError("--runs: expected points with reference_ttft_s, got none")
   targets_s = {multiple: multiple * reference_s for multiple in sorted(args.targets)}
   table: dict[str, Any] = {
     "t_ref_s": reference_s,
@@ -62,12 +75,18 @@ def _read(folders: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]
     path = pathlib.Path(name)
     with flags.usage_errors():
       rows = throughput_folder.read_points(path / "points.jsonl")
-      configs.append(json.loads((path / "config.json").read_text(encoding="utf-8")))
+      configs.append(measured_run.read_json(path / "config.json"))
+      for field in ("config", "commands"):
+        measured_run.need(configs[-1], path / "config.json", field)
     if configs[-1]["config"] != configs[0]["config"]:
       raise flags.UsageError(
         f"--runs: expected folders of one config, got {name} beside {folders[0]}"
       )
-    for row in rows:
+    for number, row in enumerate(rows, 1):
+      if missing := [field for field in _FIELDS if field not in row]:
+        raise flags.UsageError(
+          f"{path / 'points.jsonl'}, line {number}: expected the field {missing[0]!r}, got none"
+        )
       repeat = row["repeat"] if len(folders) == 1 else f"{index}.{row['repeat']}"
       points.append({**row, "repeat": repeat})
   if not points:

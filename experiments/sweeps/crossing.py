@@ -56,12 +56,13 @@ def find(rows: Sequence[Row], target_s: float) -> Crossing:
   rows = sorted(rows, key=lambda row: row["rate_rps"])
   good = [row for row in rows if sustains(row, target_s)]
   if not good:
-    low = rows[0]
-    return Crossing(reason=f"not sustained at {low['rate_rps']:g} requests/s, the lowest rate")
+    return Crossing(
+      reason=f"not sustained at {_rate(rows[0])}, the lowest rate; {_add('lower', rows[0])}"
+    )
   low = good[-1]
   above = [row for row in rows if row["rate_rps"] > low["rate_rps"]]
   if not above:
-    return Crossing(reason=f"sustained at {low['rate_rps']:g} requests/s, the highest rate")
+    return Crossing(reason=f"sustained at {_rate(low)}, the highest rate; {_add('higher', low)}")
   high = above[0]
   bracket = (low["rate_rps"], high["rate_rps"])
   at_low = {key: low[key] for key in KEPT}
@@ -77,6 +78,16 @@ def find(rows: Sequence[Row], target_s: float) -> Crossing:
     rate_rps=_between(*bracket, share), bracket_rps=bracket, interpolated=True,
     values={key: _between(low[key], high[key], share) for key in KEPT},
   )  # fmt: skip
+
+
+def _rate(row: Row) -> str:
+  return f"{row['rate_rps']:g} requests/s"
+
+
+def _add(which: str, row: Row) -> str:
+  """What brackets the target, in words of `throughput`."""
+  auto = f"{row['system']}:auto:{row['rate_rps']:g}"
+  return f"add a {which} one to --rates, or {auto} with this target in --targets"
 
 
 def table(

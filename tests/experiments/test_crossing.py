@@ -29,8 +29,14 @@ def test_a_crossing_is_interpolated_in_the_logarithm_of_the_ttft():
 def test_what_cannot_be_said_has_a_reason():
   rows = [_row(4, 1.0), _row(5, 3.0)]
   assert crossing.find(rows, 0.5).rate_rps is None
-  assert crossing.find(rows, 0.5).reason == "not sustained at 4 requests/s, the lowest rate"
-  assert crossing.find(rows, 3.5).reason == "sustained at 5 requests/s, the highest rate"
+  assert crossing.find(rows, 0.5).reason == (
+    "not sustained at 4 requests/s, the lowest rate; add a lower one to --rates, or a:auto:4 with "
+    "this target in --targets"
+  )
+  assert crossing.find(rows, 3.5).reason == (
+    "sustained at 5 requests/s, the highest rate; add a higher one to --rates, or a:auto:5 with "
+    "this target in --targets"
+  )
 
 
 def test_a_point_is_sustained_only_if_it_drains_and_loses_nobody():
@@ -78,4 +84,7 @@ def test_wide_brackets_are_told_and_missing_ones_leave_no_ratio():
   assert first["ratio_to_baseline"] is None
   assert second["output_tokens_per_s"] is None
   assert second["sustained"] is False
-  assert second["reason"] == "repeat 0: sustained at 9 requests/s, the highest rate"
+  assert second["reason"] == (
+    "repeat 0: sustained at 9 requests/s, the highest rate; add a higher one to --rates, or "
+    "b:auto:9 with this target in --targets"
+  )

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from experiments import flags, throughput, throughput_folder, throughput_plan, throughput_table
-from experiments.sweeps import rate_search
+from experiments.sweeps import crossing, rate_search
 
 _TINY = [
   "--model=tiny",
@@ -227,12 +227,50 @@ def test_tables_want_points_of_one_config(tmp_path):
   for name, value in (("a", 1), ("b", 2)):
     folder = tmp_path / name
     folder.mkdir()
-    (folder / "points.jsonl").write_text('{"repeat": 0}\n')
+    (folder / "points.jsonl").write_text(json.dumps(_ROW) + "\n")
     (folder / "config.json").write_text(json.dumps({"config": {"x": value}, "commands": []}))
   runs = [f"--runs={tmp_path / 'a'},{tmp_path / 'b'}", f"--out={tmp_path / 'out'}"]
   args = throughput_table.FLAGS.parse(runs)
   with pytest.raises(flags.UsageError, match="--runs: expected folders of one config"):
     throughput_table.main(args)
+
+
+_ROW = dict.fromkeys(crossing.KEPT, 1.0) | {
+  "system": "a", "repeat": 0, "rate_rps": 4.0, "ttft_mean_s": 1.0, "drain_s": 0.0,
+  "arrival_span_s": 9.0, "lost": 0, "reference_ttft_s": 0.1,
+}  # fmt: skip
+
+
+def _table_of(tmp_path, text, *argv):
+  (tmp_path / "points.jsonl").write_text(text)
+  (tmp_path / "config.json").write_text(json.dumps({"config": {}, "commands": []}))
+  argv = (f"--runs={tmp_path}", f"--out={tmp_path / 'table'}", *argv)
+  throughput_table.main(throughput_table.FLAGS.parse(argv))
+
+
+@pytest.mark.parametrize(
+  ("text", "argv", "message"),
+  [
+    (json.dumps(_ROW) + '\n{"system": "a', (), r"points\.jsonl, line 2: expected JSON"),
+    (json.dumps(_ROW) + "\n[1]\n", (), r"points\.jsonl, line 2: expected an object"),
+    ('{"system": "a"}\n', (), r"points\.jsonl, line 1: expected the field 'repeat', got none"),
+    (json.dumps(_ROW), ("--baseline=b",), r"--baseline: expected one of a, got 'b'"),
+    (json.dumps(_ROW | {"reference_ttft_s": None}), (), r"expected points with reference_ttft_s"),
+  ],
+)
+def test_a_table_tells_what_is_wrong_and_where(text, argv, message, tmp_path):
+  with pytest.raises(flags.UsageError, match=message):
+    _table_of(tmp_path, text, *argv)
+
+
+def test_a_row_without_a_bracket_says_what_to_do(tmp_path, capsys):
+  _table_of(tmp_path, json.dumps(_ROW), "--targets=5")
+  told = capsys.readouterr().err.splitlines()
+  assert told == [
+    "no ratios: no points of hicache_paper; --baseline takes a",
+    "a    5 T_ref  -  repeat 0: not sustained at 4 requests/s, the lowest rate; add a lower one to "
+    "--rates, or a:auto:4 with this target in --targets",
+  ]
 
 
 def test_every_repeat_begins_with_another_system_and_searches_start_where_the_last_one_ended():
