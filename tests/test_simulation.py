@@ -215,7 +215,7 @@ def test_overrides_reach_the_system_and_its_scheduler():
 
 def test_profiles_are_found_by_hardware_and_model():
   assert sim.find_profile("h200", "llama31_70b").name == "h200_llama31_70b_tp4"
-  with pytest.raises(ValueError, match=r"expected one of .*h200_llama31_8b"):
+  with pytest.raises(ValueError, match=r"to be one of .*h200_llama31_8b"):
     sim.find_profile("h200", "llama")
 
 
