@@ -47,7 +47,8 @@ def of_run(
   store: page_store.PageStore | None,
 ) -> Costs:
   """What the policy of a run is shown, as --costs says; the executor is compiled."""
-  weighs = setup.scheduler.prefetch == "cost" or setup.policy_name not in POLICIES
+  chooses = setup.scheduler.load_or_compute in ("cheaper", "split")
+  weighs = chooses or setup.scheduler.prefetch == "cost" or setup.policy_name not in POLICIES
   if args.costs == "unknown" or (args.costs == "auto" and not weighs):
     return Costs()
   buckets, page_size = executor.buckets, setup.cache.page_size

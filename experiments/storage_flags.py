@@ -53,7 +53,7 @@ def add(program: flags.FlagSet, defaults: Mapping[str, Any] | None = None) -> No
     "costs", str, "auto",
     "seconds of compute, loads and reads that the policy may weigh. measured: timed before the "
     "run; unknown: none; auto: measured for a --policy of FILE.py:NAME or module:NAME, and where "
-    "prefetches wait by cost; else unknown",
+    "prefetches wait or loads are chosen by cost; else unknown",
   )  # fmt: skip
   program.add(StorageConfig, defaults=defaults)
 

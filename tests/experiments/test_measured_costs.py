@@ -120,6 +120,9 @@ def test_a_run_that_waits_by_cost_is_shown_them(tmp_path, capsys):
   assert abs(pages - stored) < 10
   assert summary["recompiles"] == 0
 
+  _, shown, _ = run("--system=ct_hpkv_like")
+  assert min(min(c.load_s_per_token, c.compute_s_per_token) for c in shown) > 0.0
+
   summary, shown, pages = run("--prefetch=cost", "--costs=unknown")
   assert shown == {Costs()}
   assert abs(pages - stored) < 10
