@@ -13,7 +13,7 @@ import pathlib
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -128,36 +128,53 @@ class TensorStorePages:
 
   def contains(self, keys: Sequence[bytes]) -> np.ndarray:
     present = np.zeros(len(keys), bool)
-    for start in range(0, len(keys), _LOOKUPS):
-      present[start : start + _LOOKUPS] = self._look_up(keys[start : start + _LOOKUPS])
+    for start, found in self._look_up(keys):
+      present[start : start + len(found)] = found
     return present
 
   def longest_prefix(self, keys: Sequence[bytes]) -> int:
-    for start in range(0, len(keys), _LOOKUPS):
-      found = page_store.leading(self._look_up(keys[start : start + _LOOKUPS]))
-      if found < len(keys[start : start + _LOOKUPS]):
-        return start + found
-    return len(keys)
+    pages = 0
+    for start, found in self._look_up(keys):
+      pages = start + page_store.leading(found)
+      if pages < start + len(found):
+        break
+    return pages
 
-  def _look_up(self, keys: Sequence[bytes]) -> np.ndarray:
-    """Reads the trailers of pages: there is no page without one at the right place."""
+  def _look_up(self, keys: Sequence[bytes]) -> Iterator[tuple[int, np.ndarray]]:
+    """Reads the trailers of pages: there is no page without one at the right place.
+
+    Yields the first index and bool [up to _LOOKUPS], part by part until one has no answer.
+    """
     trailer = slice(self.page_bytes, self._value_bytes)
-    futures = [self.kv_store.read(self.name(key), byte_range=trailer) for key in keys]
-    until_s = self._until_s()
-    found = [self._value(future, until_s, quiet=True) for future in futures]
-    return np.array([value is not None and value[:8] == _MAGIC for value in found], bool)
+    for start in range(0, len(keys), _LOOKUPS):
+      part = keys[start : start + _LOOKUPS]
+      futures = [self.kv_store.read(self.name(key), byte_range=trailer) for key in part]
+      until_s, silent = self._until_s(), False
+      found = np.zeros(len(part), bool)
+      for i, future in enumerate(futures):
+        try:
+          value = self._value(future, until_s, quiet=True)
+        except TimeoutError:
+          silent = True
+          continue
+        found[i] = value is not None and value[:8] == _MAGIC
+      yield start, found
+      if silent:
+        return
 
   def _until_s(self) -> float:
     """When what is asked for now is given up."""
     return time.monotonic() + self._timeout_s
 
   def _value(self, future: ts.Future, until_s: float, *, quiet: bool = False) -> bytes | None:
-    """The value read, or None where it is missing or cannot be read."""
+    """The value read, or None where it is missing or cannot be read. Raises TimeoutError."""
     try:
       result = future.result(timeout=max(0.0, until_s - time.monotonic()))
     except (ValueError, TimeoutError) as error:
       if not quiet or "OUT_OF_RANGE" not in str(error):
         self._failed("failed_reads", "a page cannot be read", error)
+      if isinstance(error, TimeoutError):
+        raise
       return None
     return result.value if result.state == "value" else None
 
@@ -193,7 +210,10 @@ class TensorStorePages:
       while asked < len(keys) and len(futures) < self._window:
         futures.append((self.kv_store.read(self.name(keys[asked])), self._until_s()))
         asked += 1
-      value = self._value(*futures.popleft())
+      try:
+        value = self._value(*futures.popleft())
+      except TimeoutError:  # nor is the rest waited for
+        break
       if value is not None:
         right[i] = self._take(key, value, out[rows[i] : rows[i] + 1])
     self._use([key for key, good in zip(keys, right, strict=True) if good])
@@ -244,16 +264,15 @@ class TensorStorePages:
       future: Future[int] = Future()
       self._pending[key] = future
     value = page.tobytes() + _TRAILER.pack(_MAGIC, _checksum(key, page))
-    self._make_room()
-    if not self._slots.acquire(timeout=self._timeout_s):
+    if not (self._make_room() and self._slots.acquire(timeout=self._timeout_s)):
       self._give_up([key])
       raise self._no_answer()
     self.kv_store.write(self.name(key), value).add_done_callback(
-      lambda written: self._written(key, written)
+      lambda written: self._written(key, future, written)
     )
     return future
 
-  def _written(self, key: bytes, written: ts.Future) -> None:
+  def _written(self, key: bytes, future: Future[int], written: ts.Future) -> None:
     self._slots.release()
     error = written.exception()
     if error is None:
@@ -261,10 +280,10 @@ class TensorStorePages:
     else:
       self._failed("failed_writes", "a page cannot be written", error)
     with self._lock:
-      future = self._pending.pop(key, None)
       self.stats["written_pages"] += error is None
-    if future is None:  # given up meanwhile
-      return
+      if self._pending.get(key) is not future:  # given up meanwhile
+        return
+      del self._pending[key]
     if error is None:
       future.set_result(1)
     else:
@@ -276,14 +295,16 @@ class TensorStorePages:
     """Waits no longer for these writes."""
     with self._lock:
       futures = [self._pending.pop(key) for key in keys if key in self._pending]
+      self._writes.notify_all()
     for future in futures:
       error = self._no_answer()
       self._failed("failed_writes", "a page cannot be written", error)
       future.set_exception(error)
 
-  def _make_room(self) -> None:
+  def _make_room(self) -> bool:
+    """Evicts down to the capacity; whether the medium answered."""
     if self._capacity_bytes is None:
-      return
+      return True
     victims = []
     with self._lock:
       held = len(self._known) + len(self._pending)
@@ -291,7 +312,7 @@ class TensorStorePages:
         victims.append(self._known.popitem(last=False)[0])
         held -= 1
       self.stats["evicted_pages"] += len(victims)
-    self._delete(victims)
+    return self._delete(victims)
 
   def delete(self, keys: Sequence[bytes]) -> int:
     with self._lock:
@@ -304,7 +325,9 @@ class TensorStorePages:
     self._delete(keys)
     return int(np.count_nonzero(present))
 
-  def _delete(self, keys: Sequence[bytes]) -> None:
+  def _delete(self, keys: Sequence[bytes]) -> bool:
+    """Whether the medium answered."""
+    answered = True
     futures = [self.kv_store.write(self.name(key), None) for key in keys]
     until_s = self._until_s()
     for future in futures:
@@ -312,6 +335,8 @@ class TensorStorePages:
         future.result(timeout=max(0.0, until_s - time.monotonic()))
       except (ValueError, TimeoutError) as error:
         self._failed("failed_writes", "a page cannot be deleted", error)
+        answered &= not isinstance(error, TimeoutError)
+    return answered
 
   # Upkeep.
 

@@ -1,5 +1,6 @@
 """One key a page: the format, faults of the medium, several processes."""
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -172,6 +173,42 @@ def test_a_write_does_not_wait_for_ever_for_those_before_it(make):
   store.flush()
   assert time.monotonic() - began_s < 5
   assert store.stats["failed_writes"] == 2
+  store.kv_store = kv_store
+
+
+def test_calls_about_many_pages_are_given_up_as_soon_as_those_about_few(make):
+  store = make(timeout_s=0.2, capacity_bytes=20 * (PAGE_BYTES + TRAILER_BYTES))
+  held, keys = keys_of("a", 20), keys_of("b", 640)
+  write(store, held)
+  store._window = 4
+  kv_store, store.kv_store = store.kv_store, Silent()
+  for call in (
+    lambda: store.contains(keys).any(),
+    lambda: check_read(store, keys[:60]).any(),
+    lambda: store.delete(keys),
+    lambda: store.write(keys[:20], pages_of(keys[:20], PAGE_BYTES)),
+  ):
+    began_s = time.monotonic()
+    with contextlib.suppress(OSError):
+      assert not call()
+    assert time.monotonic() - began_s < 1.5
+  store.kv_store = kv_store
+
+
+def test_a_late_answer_to_a_write_that_was_given_up_says_nothing_about_the_next_one(make):
+  store = make(timeout_s=0.2)
+  (key,) = keys_of("a", 1)
+  kv_store, store.kv_store = store.kv_store, Silent()
+  first = store.write([key], pages_of([key], PAGE_BYTES))
+  late = store.kv_store.promises[-1]
+  store.flush()
+  second = store.write([key], pages_of([key], PAGE_BYTES))
+  late.set_exception(ValueError("UNAVAILABLE: too late"))
+  while store._slots._value < store._window - 1:  # until the late answer was taken in
+    time.sleep(0.01)
+  store.kv_store.promises[-1].set_result(None)
+  assert isinstance(first.exception(timeout=60), OSError)
+  assert second.result(timeout=60) == 1
   store.kv_store = kv_store
 
 
