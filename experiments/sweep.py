@@ -143,8 +143,13 @@ def cell_key(name: str, config: Mapping[str, Any]) -> str:
 @functools.cache
 def policy_source(spec: str) -> str:
   """The text of the file that a policy FILE.py:NAME or module:NAME stands in; "" without one."""
-  found = inspect.getsourcefile(inspect.unwrap(policy_loading.load_function(spec)))
-  return pathlib.Path(found).read_text(encoding="utf-8") if found else ""
+  function = inspect.unwrap(policy_loading.load_function(spec))
+  try:
+    found = inspect.getsourcefile(function)
+  except TypeError:  # an object that can be called
+    place = spec.rpartition(":")[0]
+    found = place if place.endswith(".py") else sys.modules[place].__file__
+  return pathlib.Path(found).expanduser().read_text(encoding="utf-8") if found else ""
 
 
 @functools.cache

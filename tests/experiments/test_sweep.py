@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import sys
 
 import pytest
 
@@ -280,6 +281,16 @@ def test_a_changed_policy_is_measured_again(tmp_path):
   (tmp_path / "own.py").write_text(POLICY.replace("shortest_load", "longest_prefix"))
   sweep.policy_source.cache_clear()
   assert sweep.cell_key("s", config) != before
+
+
+def test_the_text_of_a_policy_that_is_an_object(tmp_path, monkeypatch):
+  text = f"import functools\n{POLICY}\nobject_ = functools.partial(mine)\n"
+  (tmp_path / "own_objects.py").write_text(text)
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, "own_objects", raising=False)
+  for place in (tmp_path / "own_objects.py", "own_objects"):
+    assert sweep.policy_source(f"{place}:object_") == text
+  del sys.modules["own_objects"]
 
 
 def test_a_policy_is_no_baseline(tmp_path):
