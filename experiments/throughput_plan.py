@@ -86,7 +86,12 @@ def contenders(
   if len(found) < len(names):
     raise flags.UsageError(f"--systems: expected each system once, got {','.join(names)}")
   own = {} if policy is None else _with_policy(found, policy)
-  by_label = dict(_rates(text, (*found, *own.values())) for text in rates)
+  by_label: dict[str, tuple[tuple[float, ...], bool]] = {}
+  for text in rates:
+    label, asked = _rates(text, (*found, *own.values()))
+    if label in by_label:
+      raise flags.UsageError(f"--rates: expected {label} once, with all its rates, got {text!r}")
+    by_label[label] = asked
   result: list[Contender] = []
   for label, system in found.items():
     if label not in by_label:

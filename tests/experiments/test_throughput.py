@@ -190,6 +190,10 @@ def test_a_search_brackets_the_target_and_goes_on_where_it_was(tmp_path, capsys)
     ([*_TWO, "--targets=0"], r"--targets: expected numbers > 0"),
     ([*_TWO, "--targets=nan"], r"--targets: expected numbers > 0"),
     (["--systems=strata@0"], r"--systems: expected a page size >= 1, got strata@0"),
+    (
+      ["--systems=strata", "--rates=strata:2,strata:3"],
+      r"--rates: expected strata once.*strata:3'",
+    ),
     (["--systems=strata", "--rates=strata"], r"--rates: expected numbers > 0 behind strata"),
     ([*_TWO, "--repeats=0"], r"--repeats: expected an integer >= 1, got 0"),
     ([*_TWO, "--checked_requests=-1"], r"--checked_requests: expected an integer >= 0, got -1"),
