@@ -37,6 +37,10 @@ class UsageError(Exception):
   """What the user asked for cannot be; the text is the one line they read."""
 
 
+class _FileError(UsageError):
+  """Begins with the name of a file, which may be that of a flag, too."""
+
+
 @contextlib.contextmanager
 def usage_errors() -> Generator[None]:
   """Errors of values, files and missing packages inside become a UsageError of one line.
@@ -47,7 +51,9 @@ def usage_errors() -> Generator[None]:
     yield
   except OSError as error:
     named = error.filename is not None and error.strerror is not None
-    raise UsageError(f"{error.filename}: {error.strerror}" if named else str(error)) from error
+    if named:
+      raise _FileError(f"{error.filename}: {error.strerror}") from error
+    raise UsageError(str(error)) from error
   except (ValueError, ImportError, RecursionError) as error:  # the last: JSON nested too deeply
     raise UsageError(_one_line(str(error))) from error
 
@@ -176,7 +182,8 @@ class FlagSet:
     try:
       status = main(self.parse(argv)) or 0
     except UsageError as error:
-      print(f"{program}: {self.in_flags(str(error))}", file=sys.stderr)
+      text = str(error) if isinstance(error, _FileError) else self.in_flags(str(error))
+      print(f"{program}: {text}", file=sys.stderr)
       sys.exit(2)
     except KeyboardInterrupt:
       print(f"{program}: interrupted", file=sys.stderr)

@@ -182,6 +182,9 @@ FLAGS.add_flag("name", str, "you", "whom to greet")
 def main(args):
   if args.name == "nobody":
     raise flags.UsageError("name: expected somebody")
+  if args.name == "file":
+    with flags.usage_errors():
+      open("name")
   print("hello", args.name)
 FLAGS.run(main)
 """
@@ -195,7 +198,10 @@ def _program(*arguments):
 def test_a_program_ends_with_status_and_one_line():
   good = _program("--name=me")
   assert (good.returncode, good.stdout, good.stderr) == (0, "hello me\n", "")
-  wrong = ("--name=nobody", ": --name: expected somebody"), ("--nmae=me", "'nmae'")
+  wrong = (
+    ("--name=nobody", ": --name: expected somebody"), ("--name=file", ": name: No such file"),
+    ("--nmae=me", "'nmae'"),
+  )  # fmt: skip
   for bad, message in wrong:
     answer = _program(bad)
     assert answer.returncode == 2
