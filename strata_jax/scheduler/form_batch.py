@@ -87,7 +87,7 @@ class _Batch:
     self._try_admit = try_admit
     self._sharers: dict[int, list[int]] | None = None
     self._loads: dict[int, bool] = {}  # of the chosen: whether it loads anything
-    self.done: set[int] = set()  # chosen, deferred, postponed or found not to fit
+    self.done: set[int] = set()  # chosen, deferred or found not to fit
 
   def joins(self, offer: Offer, index: int) -> bool:
     round_ = self._round
