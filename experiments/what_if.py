@@ -249,7 +249,8 @@ def _points(
     for label in systems or dict.fromkeys(point.label for point in run.servable)
   }
   if policy is not None and not systems:  # those that were served with another one stay away
-    by_label = {label: found for label, found in by_label.items() if found[0].policy is None}
+    plain = {label: found for label, found in by_label.items() if found[0].policy is None}
+    by_label = plain or by_label
   at_rate = lambda point: rate is not None and math.isclose(point.rate_rps, rate, rel_tol=1e-9)
   return [next(filter(at_rate, found), found[0]) for found in by_label.values()]
 

@@ -125,3 +125,11 @@ def test_steps_are_steps_whatever_scheduled_them(points, mine, tmp_path):
   argv = [f"--run={points}", f"--system={LABEL}", "--rate=40", "--name=mine", "--min_steps=5"]
   calibrate.main(calibrate.FLAGS.parse([f"--out={tmp_path / 'out'}", *argv]))
   assert json.loads((tmp_path / "out" / "summary.json").read_text())["points"] == [1]
+
+
+def test_another_policy_stands_behind_own_ones_where_there_is_nothing_else(points, tmp_path):
+  path = points / "points.jsonl"
+  own = [line for line in path.read_text().splitlines() if json.loads(line)["system"] == LABEL]
+  path.write_text("\n".join(own))
+  found = _what_if(tmp_path / "other", points, "--policy=fcfs")
+  assert [row["system"] for row in found] == [LABEL, f"{LABEL} with fcfs"]
