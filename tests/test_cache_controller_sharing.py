@@ -152,7 +152,8 @@ def test_a_chunk_loads_what_has_come_to_the_host_meanwhile():
   assert h.held(LONG) == (100, 100)
 
 
-def test_a_chunk_goes_on_behind_a_load_of_another():
+def on_the_host_beside_a_chunk():
+  """LONG is on the host; 20 tokens of it are computed for the first request, the second waits."""
   h = Harness(device_pages=64, host_pages=64)
   slow, fast, third = h.add(LONG), h.add(LONG), h.add(LONG)
   h.prefill(slow, chunk=20)
@@ -164,6 +165,11 @@ def test_a_chunk_goes_on_behind_a_load_of_another():
   h.transfers_done()
   for slots in h.controller.tree.evict(0, 99):
     h.controller.tiers.device.free(slots)
+  return h, slow, third
+
+
+def test_a_chunk_goes_on_behind_a_load_of_another():
+  h, slow, third = on_the_host_beside_a_chunk()
   applied = h.prefill(third, park=(third,))
   (load,) = applied.work.loads
   (running, _) = h.view().running
@@ -179,17 +185,7 @@ def test_a_chunk_goes_on_behind_a_load_of_another():
 
 def test_a_view_during_a_step_leaves_the_pages_that_the_step_writes():
   """A load brings what a running chunk computes; the next plan is made meanwhile."""
-  h = Harness(device_pages=64, host_pages=64)
-  slow, fast, third = h.add(LONG), h.add(LONG), h.add(LONG)
-  h.prefill(slow, chunk=20)
-  h.step_done()
-  h.prefill(fast)
-  h.step_done()
-  h.finish(fast)
-  h.flush()
-  h.transfers_done()
-  for slots in h.controller.tree.evict(0, 99):
-    h.controller.tiers.device.free(slots)
+  h, slow, third = on_the_host_beside_a_chunk()
   h.prefill(third, park=(third,))
   h.apply(prefill=(Prefill(slow, (), 20, 60),))  # without a look at what is loading
   h.load_done()

@@ -110,7 +110,7 @@ class JaxExecutor:
     if page_layout != expected:
       raise ValueError(f"page layout: expected {expected}, got {page_layout}")
     self._config = config
-    self._layout, self._page_size = page_layout, page_layout.page_size
+    self._layout = page_layout
     self._target = jax.devices()[0]
     self._inputs = batch_inputs.BatchInputs(
       buckets, self._target, page_size=page_layout.page_size, device_pages=device_pages
@@ -140,7 +140,7 @@ class JaxExecutor:
     self._storage: storage_io.StorageIo | None = None
     if store is not None:
       self._storage = storage_io.StorageIo(
-        store, host_tier.page_bytes(self._need_host()), page_size=self._page_size,
+        store, host_tier.page_bytes(self._need_host()), page_size=self._layout.page_size,
         now_s=self._clock.now_s, post=self._watcher.post,
       )  # fmt: skip
     self._compilations = programs.CompileCounter()
@@ -428,7 +428,7 @@ class JaxExecutor:
     """Tokens whose KV the decode steps of a batch read; each has one more in every row."""
     first = shared_reads.read_tokens(
       [work.page_table for work in works], [work.position + 1 for work in works],
-      width=self._decode_shares, page_size=self._page_size,
+      width=self._decode_shares, page_size=self._layout.page_size,
     )  # fmt: skip
     return decode_steps * first + len(works) * decode_steps * (decode_steps - 1) // 2
 

@@ -126,8 +126,7 @@ class LayerStack:
     xs = tuple(programs.embed(self._params.embedding, batch.token_ids) for batch in batches)
     wheres = tuple((batch.table, batch.starts, batch.lengths) for batch in batches)
     now = list(pools)
-    sizes = [slice(0, size) for size in self._sizes]
-    for group in sizes if warms else self._groups:
+    for group in [slice(0, size) for size in self._sizes] if warms else self._groups:
       xs, now[group] = programs.joint_layers(
         self._params.layers[group], xs, tuple(now[group]), wheres, **self._how
       )

@@ -316,8 +316,7 @@ class TensorStorePages:
 
   def delete(self, keys: Sequence[bytes]) -> int:
     with self._lock:
-      awaited = lambda: any(key in self._pending for key in keys)
-      self._writes.wait_for(lambda: not awaited(), self._timeout_s)
+      self._writes.wait_for(lambda: self._pending.keys().isdisjoint(keys), self._timeout_s)
     present = self.contains(keys)
     with self._lock:
       for key in keys:
