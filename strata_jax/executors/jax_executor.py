@@ -477,17 +477,22 @@ class JaxExecutor:
     loads: Sequence[protocol.LoadWork],
     step: RunningStep,
   ) -> None:
-    """Of loads layer by layer: with the first layer the stall ends, with the last the loads do."""
-    if layer not in (0, len(self._device) - 1):
+    """Of loads layer by layer: with the first layer the stall ends, with the last the loads do.
+
+    Gates measure stalls themselves.
+    """
+    first = layer == 0 and self._gated is None
+    last = layer == len(self._device) - 1
+    if not first and not last:
       return
     block = programs.marker(pool).block_until_ready
 
     def begun() -> None:
       step.stall_end_s = self.now_s()
 
-    if layer == 0:
+    if first:
       self._watcher.add(block, begun, gives_event=False)
-    if layer == len(self._device) - 1:
+    if last:
       for load in loads:
         done = lambda load=load: protocol.LoadDone(load.transfer_id, self.now_s())
         self._watcher.add(block, done)

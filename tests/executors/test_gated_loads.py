@@ -44,6 +44,9 @@ class Runtime:
   def cudaEventQuery(self, event):
     return (600 if event in self.unfinished else 0,)
 
+  def cudaEventSynchronize(self, event):
+    return (0,)
+
   def cudaStreamWaitEvent(self, stream, event, flags):
     self.calls.append(("wait", event))
     return (0,)
@@ -135,6 +138,25 @@ def test_layers_are_loaded_once_their_copies_are_submitted_and_done(runtime, mon
   runtime.cudaEventQuery = lambda event: (700,)
   with pytest.raises(RuntimeError, match="cudaEventQuery: CUDA error 700"):
     gate.is_loaded(2)
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="copies by the CPU")
+def test_copies_are_submitted_a_few_layers_ahead_of_the_link(runtime, monkeypatch):
+  done = [threading.Event() for _ in range(LAYOUT.num_layers)]
+  monkeypatch.setattr(gated_loads, "_LAYERS_AHEAD", 2)
+  monkeypatch.setattr(
+    Runtime, "cudaEventSynchronize", lambda self, event: (not done[event].wait(10),)
+  )
+  pools, host_pool = device.make_device_pool(LAYOUT, 9), host.make_host_pool(LAYOUT, 7)
+  gated = make("copy_engine", pools, host_pool)
+  gate = gated.begin(np.array([1], np.int32), np.array([2], np.int32))
+  for layer in (0, 1):
+    jax.block_until_ready(gate.hold(layer, pools[layer]))
+  time.sleep(0.05)
+  assert ("record", 2) not in runtime.calls  # the copies of layer 0 are not done
+  done[0].set()
+  jax.block_until_ready(gate.hold(2, pools[2]))
+  assert ("record", 2) in runtime.calls
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="copies by the CPU")
