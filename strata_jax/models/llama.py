@@ -20,17 +20,13 @@ class LayerParams:
   """One decoder layer; matrices are [in, out]."""
 
   attn_norm: jax.Array  # [hidden]
-  wq: jax.Array  # [hidden, num_heads * head_dim]
-  wk: jax.Array  # [hidden, kv_heads * head_dim]
-  wv: jax.Array  # [hidden, kv_heads * head_dim]
+  wqkv: jax.Array  # [hidden, (num_heads + 2 * kv_heads) * head_dim], those of q, k and v in a row
   wo: jax.Array  # [num_heads * head_dim, hidden]
   mlp_norm: jax.Array  # [hidden]
   gate: jax.Array  # [hidden, intermediate]
   up: jax.Array  # [hidden, intermediate]
   down: jax.Array  # [intermediate, hidden]
-  bq: jax.Array | None = None  # [num_heads * head_dim]
-  bk: jax.Array | None = None  # [kv_heads * head_dim]
-  bv: jax.Array | None = None  # [kv_heads * head_dim]
+  bqkv: jax.Array | None = None  # [(num_heads + 2 * kv_heads) * head_dim]
 
 
 @flax.struct.dataclass
@@ -89,9 +85,8 @@ def attention_inputs(
   """The part of a layer before attention: rotated q [B, T, num_heads, D] and k, and v."""
   batch, chunk, _ = x.shape
   y = rms_norm(x, params.attn_norm, config.rms_norm_eps)
-  q = _project(y, params.wq, params.bq).reshape(batch, chunk, config.num_heads, config.head_dim)
-  k = _project(y, params.wk, params.bk).reshape(batch, chunk, config.kv_heads, config.head_dim)
-  v = _project(y, params.wv, params.bv).reshape(batch, chunk, config.kv_heads, config.head_dim)
+  qkv = _project(y, params.wqkv, params.bqkv).reshape(batch, chunk, -1, config.head_dim)
+  q, k, v = jnp.split(qkv, [config.num_heads, config.num_heads + config.kv_heads], axis=2)
   cos, sin = rope_tables(config, positions)
   return rotate(q, cos, sin), rotate(k, cos, sin), v
 

@@ -20,8 +20,8 @@ def random_params(config: config_lib.ModelConfig, seed: int = 0) -> llama.Params
   }
   key = jax.random.key(seed)
   layers = tuple(
-    llama.LayerParams(
-      **{
+    build.layer_params(
+      {
         field: _draw(
           jax.random.fold_in(jax.random.fold_in(key, layer), index), field, shape, config
         )

@@ -8,7 +8,7 @@ import pytest
 
 from strata_jax import config as config_lib
 from strata_jax.executors import programs, streams
-from strata_jax.models import build, llama
+from strata_jax.models import build
 
 CONFIG = config_lib.MODELS["llama31_8b"]
 
@@ -42,12 +42,11 @@ def test_a_layer_beside_a_load(rows, chunk, attention):
   pinned = jax.sharding.SingleDeviceSharding(host_device, memory_kind="pinned_host")
   make = lambda *shape, **how: jax.ShapeDtypeStruct(shape, jnp.bfloat16, **how)
   ids = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
-  params = llama.LayerParams(
-    **{
-      field: make(*(shape[::-1] if len(shape) == 2 else shape))
-      for field, (_, shape) in build.layer_shapes(CONFIG).items()
-    }
-  )
+  tensors = {
+    field: make(*(shape[::-1] if len(shape) == 2 else shape))
+    for field, (_, shape) in build.layer_shapes(CONFIG).items()
+  }
+  params = jax.eval_shape(build.layer_params, tensors)
   page_layout = CONFIG.page_layout(16)
   pool = make(*page_layout.device_shape(100))
   arguments = (

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from strata_jax.models import build
+from tests.models import numpy_llama
 
 
 def config_json(config, **changes):
@@ -38,8 +39,9 @@ def named_tensors(config, params):
   if not config.tie_embeddings:
     tensors["lm_head.weight"] = np.asarray(params.head.output)
   for index, layer in enumerate(params.layers):
+    fields = numpy_llama.tensors(config, layer)
     for field, (name, _) in build.layer_shapes(config).items():
-      array = np.asarray(getattr(layer, field))
+      array = fields[field]
       tensors[f"model.layers.{index}.{name}"] = np.ascontiguousarray(array.T)
   return tensors
 

@@ -1,5 +1,6 @@
 """An independent forward pass in float64 numpy: no pages, no cache, heads one by one."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -26,6 +27,22 @@ def frequencies(config):
   return np.array(out)
 
 
+def tensors(config, layer):
+  """What a layer was built of, by name: wq, wk and wv (and biases) apart."""
+  heads = np.array([config.num_heads, config.kv_heads]).cumsum() * config.head_dim
+  named = {}
+  for field in dataclasses.fields(layer):
+    array = getattr(layer, field.name)
+    if array is None:
+      continue
+    if field.name in ("wqkv", "bqkv"):
+      parts = zip("qkv", np.split(np.asarray(array), heads, axis=-1), strict=True)
+      named |= {field.name[0] + of: part for of, part in parts}
+    else:
+      named[field.name] = np.asarray(array)
+  return named
+
+
 def forward(config, params, token_ids):
   """Logits [tokens, vocab] of a whole sequence."""
   f = lambda a: np.asarray(a, np.float64)
@@ -42,9 +59,8 @@ def forward(config, params, token_ids):
   x = f(params.embedding)[np.asarray(token_ids)]
   for layer in params.layers:
     y = norm(x, layer.attn_norm)
-    q, k, v = y @ f(layer.wq), y @ f(layer.wk), y @ f(layer.wv)
-    if layer.bq is not None:
-      q, k, v = q + f(layer.bq), k + f(layer.bk), v + f(layer.bv)
+    own = tensors(config, layer)
+    q, k, v = (y @ f(own["w" + of]) + f(own.get("b" + of, 0)) for of in "qkv")
     heads = []
     for head in range(config.num_heads):
       own = slice(head * d, (head + 1) * d)

@@ -66,7 +66,7 @@ def test_rope_rotates_pairs_of_the_two_halves():
 def test_bfloat16_stays_near_float32():
   config = dataclasses.replace(TINY, dtype="bfloat16")
   params = random.random_params(config, seed=1)
-  assert {str(layer.wq.dtype) for layer in params.layers} == {"bfloat16"}
+  assert {str(layer.wqkv.dtype) for layer in params.layers} == {"bfloat16"}
   token_ids = list(range(30))
   got = paged_forward.prompt_logits(config, params, token_ids)
   want = numpy_llama.forward(config, params, token_ids)[-1]
