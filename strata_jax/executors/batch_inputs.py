@@ -79,6 +79,15 @@ class BatchInputs:
     """A batch of nothing but padding."""
     return Inputs(*self._rows(rows, tokens).put(self._device), ())
 
+  def structs(self, rows: int, tokens: int) -> Inputs:
+    """The shapes of such a batch, `jax.ShapeDtypeStruct` for each array."""
+    found = packed_rows.structs(rows, tokens, self.buckets.table_pages, self._device)
+    return Inputs(*found, ())
+
+  def lower(self, rows: int, tokens: int) -> jax.stages.Lowered:
+    """The program that puts such a batch on the device."""
+    return packed_rows.lower(rows, tokens, self.buckets.table_pages, self._device)
+
   def _prefill(
     self, batch: prefill_batches.PackedBatch, works: Sequence[protocol.PrefillWork]
   ) -> Inputs:

@@ -1,6 +1,6 @@
 """The executor with real pages and a real model, on JAX's default device."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from strata_jax.executors import (
   staged_loads,
   storage_io,
   transfers_aside,
+  warm_up,
   watcher,
 )
 from strata_jax.executors import buckets as buckets_lib
@@ -32,9 +33,6 @@ from strata_jax.executors.running_step import RunningStep
 from strata_jax.models import llama
 from strata_jax.tiers import host as host_tier
 from strata_jax.tiers import io_backend, layout, page_store
-
-# progress(programs compiled, programs in all, what was compiled)
-Progress = Callable[[int, int, str], None]
 
 
 class JaxExecutor:
@@ -200,16 +198,28 @@ class JaxExecutor:
     """Sets `now_s` to 0, for a run that starts now."""
     self._clock.restart()
 
-  def warmup(self, progress: Progress | None = None) -> None:
-    """Compiles every program before the first step; all pools stay zero."""
-    jobs = list(self._warmup_jobs())
-    with self._compilations:
-      for index, (name, job) in enumerate(jobs):
-        if progress is not None:
-          progress(index, len(jobs), name)
-        jax.block_until_ready(job())
-    if progress is not None:
-      progress(len(jobs), len(jobs), "done")
+  def warmup(self, progress: warm_up.Progress | None = None, threads: int | None = None) -> None:
+    """Compiles every program before the first step; all pools stay zero.
+
+    Args:
+      progress: is told how far it is.
+      threads: that compile; None: one for each processor.
+
+    Raises:
+      ValueError: less than one thread.
+    """
+    beside = self._by_layer and self._gated is None
+    slots, count = self._put((np.zeros(self.buckets.table_pages, np.int32), np.int32(0)))
+    warm = warm_up.WarmUp(
+      (self._device, self._host), inputs=self._inputs, stack=self._stack, mover=self._mover,
+      gated=self._gated, staged=self._aside.staged,
+      nothing=(count, slots, slots) if beside else None,
+    )  # fmt: skip
+    try:
+      with self._compilations:
+        warm.run(progress, threads)
+    finally:
+      self._device, self._host = warm.pools
     self._compiled_before = self._compilations.count
     self.restart_clock()
 
@@ -531,43 +541,3 @@ class JaxExecutor:
 
   def _fragments(self, backend: str, host: io_backend.HostPool) -> fragment_copies.FragmentCopies:
     return fragment_copies.FragmentCopies(self._layout, backend, self._device, host)
-
-  def _warmup_jobs(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-    for rows, chunk in self.buckets.shapes:
-      yield f"{rows} x {chunk} tokens", lambda rows=rows, chunk=chunk: self._warm_shape(rows, chunk)
-    for rows, chunk, decodes in self.buckets.joint_shapes:
-      name = f"{rows} x {chunk} tokens and {decodes} decodes"
-      yield name, lambda shapes=((rows, chunk), (decodes, 1)): self._warm_joint(shapes)
-    if self._host is not None:
-      if self._aside.staged is not None:
-        yield "parked loads", lambda: self._warm_staged()
-      for pages in self.buckets.transfer_pages:
-        yield f"moves of {pages} pages", lambda pages=pages: self._warm_transfer(pages)
-
-  def _warm_shape(self, rows: int, chunk: int) -> jax.Array:
-    batch, draws, _ = self._inputs.padding(rows, chunk)
-    nothing = self._no_pages() if self._by_layer and self._gated is None else None
-    x, self._device = self._stack.warm(self._device, batch, self._host, nothing)
-    if self._gated is not None:
-      self._device = (self._gated.warm(self._device[0]), *self._device[1:])
-    token_ids, _ = self._stack.head(x, batch.lengths, draws)
-    packed_rows.advance(batch, draws, token_ids)
-    return token_ids
-
-  def _warm_joint(self, shapes: Sequence[tuple[int, int]]) -> Sequence[jax.Array]:
-    batches = [self._inputs.padding(*shape).batch for shape in shapes]
-    xs, self._device = self._stack.run_joint(self._device, batches, warms=True)
-    return xs
-
-  def _no_pages(self) -> layer_stack.LoadLists:
-    slots, count = self._put((np.zeros(self.buckets.table_pages, np.int32), np.int32(0)))
-    return count, slots, slots
-
-  def _warm_staged(self) -> jax.Array:
-    assert self._aside.staged is not None
-    self._device = self._aside.staged.warm(self._device)
-    return programs.marker(self._device[-1])
-
-  def _warm_transfer(self, pages: int) -> jax.Array:
-    self._device, self._host = self._mover.warm(self._device, self._need_host(), pages)
-    return programs.marker(self._device[-1])

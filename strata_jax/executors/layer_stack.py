@@ -1,5 +1,6 @@
 """A model on its device: batches go through all layers, loads beside them."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -52,6 +53,7 @@ class LayerStack:
     self._params = jax.device_put(params, device)
     self._groups = tuple(_groups(config.num_layers, layers_per_program))
     self._sizes = sorted({group.stop - group.start for group in self._groups}, reverse=True)
+    self._warm_sizes = sorted({*self._sizes, 1}, reverse=True)
     self._how = {"config": config, "implementation": attention}
     self._layer_ids = jax.device_put(
       tuple(np.int32(index) for index in range(config.num_layers)), device
@@ -148,11 +150,18 @@ class LayerStack:
     self, group: slice, x: jax.Array, pools: Sequence[jax.Array], where: programs.Where
   ) -> tuple[jax.Array, Sequence[jax.Array]]:
     """Some layers in one program."""
+    program, args = self._program(group, x, pools, where)
+    x, written = program(*args, **self._how)
+    return x, written if program is programs.layers else (written,)
+
+  def _program(
+    self, group: slice, x: jax.Array, pools: Sequence[jax.Array], where: programs.Where
+  ) -> tuple[Any, tuple[Any, ...]]:
+    """The program of some layers, and its arguments."""
     params = self._params.layers[group]
     if len(params) > 1:
-      return programs.layers(params, x, tuple(pools), *where, **self._how)
-    x, pool = programs.layer(*params, x, *pools, *where, **self._how)
-    return x, (pool,)
+      return programs.layers, (params, x, tuple(pools), *where)
+    return programs.layer, (*params, x, *pools, *where)
 
   def head(
     self, x: jax.Array, lengths: jax.Array, draws: tuple[jax.Array, jax.Array, jax.Array]
@@ -182,7 +191,7 @@ class LayerStack:
     where = (batch.table, batch.starts, batch.lengths)
     x = programs.embed(self._params.embedding, batch.token_ids)
     now = list(pools)
-    for size in {*self._sizes, 1}:
+    for size in self._warm_sizes:
       group = slice(0, size)
       x, now[group] = self._compute(group, x, now[group], where)
     first, *others = now
@@ -196,6 +205,50 @@ class LayerStack:
     programs.marker(x)
     programs.marker(first)
     return x, (first, *others)
+
+  def lower(
+    self,
+    pools: io_backend.DevicePool,
+    batch: Batch,
+    draws: tuple[jax.Array, jax.Array, jax.Array],
+    host: io_backend.HostPool | None,
+    nothing: LoadLists | None,
+  ) -> Iterator[programs.Lower]:
+    """What `warm` and `head` call for the shape of a batch; shapes alone will do for it."""
+    where = (batch.table, batch.starts, batch.lengths)
+    x = self._embedded(batch)
+    for size in self._warm_sizes:
+      program, args = self._program(slice(0, size), x, pools[:size], where)
+      yield functools.partial(program.lower, *args, **self._how)
+    if nothing is not None and host is not None and len(pools) > 1:
+      yield functools.partial(
+        self._layer_and_load.lower, self._params.layers[0], x, *pools[:2], host,
+        self._layer_ids[1], nothing, *where, **self._how,
+      )  # fmt: skip
+    yield functools.partial(
+      self._head.lower, self._params.head, x, batch.lengths, *draws, config=self._config
+    )
+    yield functools.partial(programs.embed.lower, self._params.embedding, batch.token_ids)
+    yield functools.partial(programs.marker.lower, x)
+
+  def lower_joint(
+    self, pools: io_backend.DevicePool, batches: Sequence[Batch]
+  ) -> Iterator[programs.Lower]:
+    """What `run_joint` calls besides, likewise."""
+    xs = tuple(self._embedded(batch) for batch in batches)
+    wheres = tuple((batch.table, batch.starts, batch.lengths) for batch in batches)
+    for size in self._sizes:
+      yield functools.partial(
+        programs.joint_layers.lower, self._params.layers[:size], xs, pools[:size], wheres,
+        **self._how,
+      )  # fmt: skip
+
+  def _embedded(self, batch: Batch) -> Any:
+    """The shape of hidden states [B, T, hidden]."""
+    embedding, token_ids = self._params.embedding, batch.token_ids
+    return jax.ShapeDtypeStruct(
+      (*token_ids.shape, embedding.shape[1]), embedding.dtype, sharding=embedding.sharding
+    )
 
 
 def _groups(layers: int, sizes: Sequence[int]) -> Iterator[slice]:

@@ -4,7 +4,7 @@ A transfer of its own costs the host more than the bytes do, and the device wait
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,27 @@ class PackedRows:
     """The rows on a device."""
     with jax.transfer_guard_host_to_device("allow"):
       return _unpack_on(device)(self._array, self._tokens)
+
+
+def structs(rows: int, tokens: int, pages: int, device: jax.Device) -> tuple[Any, Any]:
+  """What `PackedRows.put` gives, as shapes: a Batch and Draws of `jax.ShapeDtypeStruct`."""
+  sharding = jax.sharding.SingleDeviceSharding(device)
+  found = _unpack_on(device).eval_shape(_packed(rows, tokens, pages), tokens)
+  return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), found)
+
+
+def lower(rows: int, tokens: int, pages: int, device: jax.Device) -> jax.stages.Lowered:
+  """The program of `PackedRows.put`."""
+  return _unpack_on(device).lower(_packed(rows, tokens, pages), tokens)
+
+
+def lower_advance(batch: layer_stack.Batch, draws: Draws) -> jax.stages.Lowered:
+  """The program of `advance`."""
+  return _next.lower(batch.starts, draws.indices)
+
+
+def _packed(rows: int, tokens: int, pages: int) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct((rows, tokens + pages + _NUMBERS), np.int32)
 
 
 def advance(

@@ -6,7 +6,8 @@ put beside the compute.
 """
 
 import functools
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +27,7 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 # Of a batch: page table int32 [B, N], tokens before the chunks and valid tokens of them, int32 [B].
 Where = tuple[jax.Array, jax.Array, jax.Array]
+Lower = Callable[[], jax.stages.Lowered]  # a program for some shapes, ready to be compiled
 
 
 @jax.jit
@@ -176,8 +178,8 @@ def _joint_layers(
   return tuple(_cut(x, sizes)), tuple(written)
 
 
-# XLA would make one product of several with the same states and put the weights side by side for it,
-# in every call (24 us a layer of Llama-3.1-8B on an H200 for those of q, k and v).
+# XLA would make one product of several with the same states and put the weights side by side for
+# it, in every call (24 us a layer of Llama-3.1-8B on an H200 for those of q, k and v).
 _OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
 layer = jax.jit(_layer, static_argnames=_STATIC, donate_argnames="pool", compiler_options=_OPTIONS)
 layers = jax.jit(
@@ -396,10 +398,11 @@ def marker(x: jax.Array) -> jax.Array:
 
 
 class CompileCounter:
-  """Counts compilations while it is entered, by the events that JAX itself reports."""
+  """Counts compilations of all threads while it is entered, by the events that JAX reports."""
 
   def __init__(self) -> None:
     self.count = 0
+    self._lock = threading.Lock()
 
   def __enter__(self) -> "CompileCounter":
     jax.monitoring.register_event_duration_secs_listener(self._listen)
@@ -416,4 +419,5 @@ class CompileCounter:
   def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
     del duration_secs
     if event == _COMPILE_EVENT:
-      self.count += 1
+      with self._lock:
+        self.count += 1
