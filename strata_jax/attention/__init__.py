@@ -3,7 +3,9 @@
 from strata_jax.attention.api import (
   IMPLEMENTATIONS,
   UNWRITTEN,
+  Plan,
   paged_attention,
+  plan_reads,
   unwritten_attention,
   write_kv,
 )
@@ -11,7 +13,9 @@ from strata_jax.attention.api import (
 __all__ = [
   "IMPLEMENTATIONS",
   "UNWRITTEN",
+  "Plan",
   "paged_attention",
+  "plan_reads",
   "unwritten_attention",
   "write_kv",
 ]

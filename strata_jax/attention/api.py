@@ -18,6 +18,7 @@ IMPLEMENTATIONS = {
   "cudnn": cudnn.paged_attention,  # GPUs alone
   "hopper": hopper.paged_attention,  # H100 and H200
 }
+Plan = hopper.Plan | None
 UNWRITTEN = ("xla", "cudnn", "hopper")  # those that need not find the chunk in the pool
 
 
@@ -58,6 +59,39 @@ def write_kv(
   return flat.reshape(pool.shape)
 
 
+def plan_reads(
+  page_table: jax.Array,
+  starts: jax.Array,
+  lengths: jax.Array,
+  *,
+  chunk: int,
+  heads: int,
+  kv_heads: int,
+  page_size: int,
+  implementation: str,
+) -> Plan:
+  """What `paged_attention` works out before it reads, which is the same in all layers.
+
+  Args:
+    page_table: as in `write_kv`.
+    starts: as in `write_kv`.
+    lengths: as in `write_kv`.
+    chunk: T.
+    heads: of the queries.
+    kv_heads: of the pool.
+    page_size: of the pool.
+    implementation: a name in IMPLEMENTATIONS.
+
+  Returns:
+    For `paged_attention` with the same arguments; None: this implementation works nothing out.
+  """
+  if implementation != "hopper" or chunk > 1:
+    return None
+  return hopper.plan_reads(
+    page_table, starts, lengths, heads=heads, kv_heads=kv_heads, page_size=page_size
+  )
+
+
 def paged_attention(
   q: jax.Array,
   k: jax.Array,
@@ -68,6 +102,7 @@ def paged_attention(
   lengths: jax.Array,
   *,
   implementation: str,
+  plan: Plan = None,
 ) -> jax.Array:
   """Causal attention of a chunk over its context and itself.
 
@@ -80,6 +115,7 @@ def paged_attention(
     starts: as in `write_kv`.
     lengths: as in `write_kv`.
     implementation: a name in IMPLEMENTATIONS.
+    plan: of `plan_reads`, if there is one.
 
   Returns:
     [B, T, num_heads, head_dim] in the dtype of q; rows from `lengths` on mean nothing but are
@@ -94,6 +130,8 @@ def paged_attention(
     )
   # K and V are taken as the pool holds them, so that a hit and a computed token are alike.
   k, v = k.astype(pool.dtype), v.astype(pool.dtype)
+  if plan is not None:
+    return hopper.paged_attention(q, k, v, pool, page_table, starts, lengths, plan=plan)
   return IMPLEMENTATIONS[implementation](q, k, v, pool, page_table, starts, lengths)
 
 

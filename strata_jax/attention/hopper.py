@@ -13,6 +13,8 @@ from strata_jax.attention import cudnn, merge
 from strata_jax.pallas_kernels.decode_attention import api as decode_attention
 from strata_jax.pallas_kernels.decode_attention import tiles
 
+Plan = decode_attention.Plan
+
 
 def supports(heads: int, pool: jax.ShapeDtypeStruct) -> bool:
   """Whether decode has a kernel for so many heads and a pool [pages, 2, page_size, kv_heads, D]."""
@@ -25,6 +27,21 @@ def decode_shares(heads: int) -> int:
   return tiles.group_width(heads)
 
 
+def plan_reads(
+  page_table: jax.Array,
+  starts: jax.Array,
+  lengths: jax.Array,
+  *,
+  heads: int,
+  kv_heads: int,
+  page_size: int,
+) -> Plan:
+  """What `paged_attention` takes as `plan`, for chunks of one token that are written."""
+  return decode_attention.make_plan(
+    page_table, _tokens(starts + 1, lengths), heads=heads, kv_heads=kv_heads, page_size=page_size
+  )
+
+
 def paged_attention(
   q: jax.Array,
   k: jax.Array,
@@ -34,6 +51,7 @@ def paged_attention(
   starts: jax.Array,
   lengths: jax.Array,
   *,
+  plan: Plan | None = None,
   written: bool = True,
 ) -> jax.Array:
   """See `api.paged_attention`; like `cudnn.paged_attention`, which takes the chunks.
@@ -43,10 +61,15 @@ def paged_attention(
   """
   if q.shape[1] > 1:
     return cudnn.paged_attention(q, k, v, pool, page_table, starts, lengths, written=written)
-  before = starts + 1 if written else starts
-  tokens = jnp.where(lengths > 0, before, 0)
-  out, lse = decode_attention.decode_attention(q, pool, page_table, tokens)
+  tokens = _tokens(starts + 1 if written else starts, lengths)
+  out, lse = decode_attention.decode_attention(
+    q, pool, page_table, tokens, plan=plan if written else None
+  )
   if written:
     return out
   token = cudnn.token_part(q, k, v)
   return merge.merge(merge.Partial(out.astype(jnp.float32), lse), token).out.astype(q.dtype)
+
+
+def _tokens(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+  return jnp.where(lengths > 0, tokens, 0)

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,6 +30,28 @@ def test_decode_is_the_reference(monkeypatch, written):
   for row, length in enumerate(_LENGTHS):
     np.testing.assert_allclose(got[row, :length], want[row, :length], atol=2e-2)
   assert np.isfinite(got.astype(np.float32)).all()
+
+
+def test_a_plan_made_before_is_the_one_that_would_be_made(monkeypatch):
+  q, k, v, pool, table, starts, lengths = test_xla.case(
+    0, 8, _STARTS, _LENGTHS, 1, 32, 8, 128, "bfloat16"
+  )
+  used = []
+
+  def attend(q, pool, page_table, plan, config):
+    used.append(plan)
+    return q, jnp.zeros(q.shape[:2])
+
+  monkeypatch.setattr(decode_attention, "_attend", attend)
+  sizes = {"chunk": 1, "heads": 32, "kv_heads": 8, "page_size": 8, "implementation": "hopper"}
+  plan = attention.plan_reads(table, starts, lengths, **sizes)
+  arguments = (q, k, v, pool, table, starts, lengths)
+  attention.paged_attention(*arguments, implementation="hopper")
+  attention.paged_attention(*arguments, implementation="hopper", plan=plan)
+  assert used[1] is plan
+  jax.tree.map(np.testing.assert_array_equal, *used)
+  assert attention.plan_reads(table, starts, lengths, **(sizes | {"chunk": 2})) is None
+  assert attention.plan_reads(table, starts, lengths, **(sizes | {"implementation": "xla"})) is None
 
 
 def test_chunks_are_for_cudnn(monkeypatch):

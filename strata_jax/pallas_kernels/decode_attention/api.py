@@ -1,7 +1,7 @@
 """The public call of decode attention; pure and traceable, on a stream of its own too."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,12 +54,58 @@ class DecodeAttentionConfig:
     validation.check_choice(self, "share_prefixes", (False, True))
 
 
+class Plan(NamedTuple):
+  """Who reads what. It takes a dozen small launches and is the same in all layers."""
+
+  line: work_line.WorkLine
+  groups: work_line.Groups
+
+
+def make_plan(
+  page_table: jax.Array,
+  tokens: jax.Array,
+  *,
+  heads: int,
+  kv_heads: int,
+  page_size: int,
+  config: DecodeAttentionConfig | None = None,
+) -> Plan:
+  """The plan that `decode_attention` makes of these arguments if it gets none.
+
+  Args:
+    page_table: int32 [B, N].
+    tokens: int32 [B].
+    heads: of the queries.
+    kv_heads: of the pool.
+    page_size: of the pool, likewise.
+    config: how the kernel runs.
+
+  Raises:
+    ValueError: pages that the kernel does not take.
+  """
+  config = config or DecodeAttentionConfig()
+  tile = tiles.find_tile(kv_heads, page_size, config.tile_rows)
+  if tile is None:
+    raise ValueError(f"decode attention: {_page_problem(page_size, kv_heads)}")
+  batch, width = len(tokens), _width(heads, len(tokens), config)
+  if width > 1:
+    groups = work_line.find_groups(page_table, tokens, width=width, tile=tile)
+  else:
+    groups = work_line.no_groups(batch)
+  line = work_line.make_line(
+    tokens, groups, width=width, tile=tile, blocks=config.blocks,
+    most_parts=tiles.most_parts(batch, config.blocks, config.part_factor),
+  )  # fmt: skip
+  return Plan(line, groups)
+
+
 def decode_attention(
   q: jax.Array,
   pool: jax.Array,
   page_table: jax.Array,
   tokens: jax.Array,
   *,
+  plan: Plan | None = None,
   implementation: Implementation = "mosaic_gpu",
   config: DecodeAttentionConfig | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -73,6 +119,7 @@ def decode_attention(
     pool: bfloat16 [pages, 2, page_size, kv_heads, D]; K of a page at [p, 0], V at [p, 1].
     page_table: int32 [B, N]; entries beyond the pages of a row's tokens are never read.
     tokens: int32 [B], at most N * page_size; 0 is a padded row.
+    plan: of `make_plan` for the same tables, tokens, shapes and config, if there is one already.
     implementation: the kernel, or plain jnp.
     config: how the kernel runs.
 
@@ -93,7 +140,11 @@ def decode_attention(
     problem = _problem(q, pool, config)
     if problem:
       raise ValueError(f"decode attention: {problem}")
-    out, lse = _attend(q, pool, page_table, tokens, config)
+    heads, (_, _, page_size, kv_heads, _) = q.shape[1], pool.shape
+    plan = plan or make_plan(
+      page_table, tokens, heads=heads, kv_heads=kv_heads, page_size=page_size, config=config
+    )
+    out, lse = _attend(q, pool, page_table, plan, config)
   return out.astype(q.dtype).reshape(shape), lse.reshape(shape[:-1])
 
 
@@ -110,26 +161,23 @@ def _attend(
   q: jax.Array,
   pool: jax.Array,
   page_table: jax.Array,
-  tokens: jax.Array,
+  plan: Plan,
   config: DecodeAttentionConfig,
 ) -> tuple[jax.Array, jax.Array]:
-  heads, (_, _, page_size, kv_heads, _) = q.shape[1], pool.shape
+  _, _, page_size, kv_heads, _ = pool.shape
   tile = tiles.find_tile(kv_heads, page_size, config.tile_rows)
   assert tile is not None
   most_parts = tiles.most_parts(len(q), config.blocks, config.part_factor)
-  width = tiles.group_width(heads) if config.share_prefixes else 1
-  if width > 1 and len(q) > 1:
-    groups = work_line.find_groups(page_table, tokens, width=width, tile=tile)
-  else:
-    width, groups = 1, work_line.no_groups(len(q))
-  line = work_line.make_line(
-    tokens, groups, width=width, tile=tile, blocks=config.blocks, most_parts=most_parts
-  )
   out, lse = mosaic_gpu.attend(
-    q, pool, page_table, line, tile=tile, stages=config.stages, most_parts=most_parts
+    q, pool, page_table, plan.line, tile=tile, stages=config.stages, most_parts=most_parts
   )
   how = mosaic_merge if config.merge_kernel else merge
-  return how.merge_items(out, lse, line, groups, heads=heads, dtype=q.dtype)
+  return how.merge_items(out, lse, *plan, heads=q.shape[1], dtype=q.dtype)
+
+
+def _width(heads: int, rows: int, config: DecodeAttentionConfig) -> int:
+  """Most rows of a group."""
+  return tiles.group_width(heads) if config.share_prefixes and rows > 1 else 1
 
 
 def _problem(q, pool, config: DecodeAttentionConfig) -> str:
@@ -145,10 +193,7 @@ def _problem(q, pool, config: DecodeAttentionConfig) -> str:
     return f"heads: expected at most {tiles.QUERY_ROWS}, got {heads}"
   tile = tiles.find_tile(kv_heads, page_size, config.tile_rows)
   if page_size % 8 or page_size > 64 or tile is None:
-    return (
-      "page_size: expected a multiple of 8, at most 64, of which a tile of 64, 128, 192 or 256 "
-      f"rows has a whole number or an equal part, got {page_size} with {kv_heads} KV heads"
-    )
+    return _page_problem(page_size, kv_heads)
   wanted_bytes = (tiles.QUERY_ROWS + 2 * config.stages * tile.rows) * head_dim * 2
   if wanted_bytes > _SHARED_MEMORY_BYTES:
     return (
@@ -156,6 +201,13 @@ def _problem(q, pool, config: DecodeAttentionConfig) -> str:
       f"for {config.stages} tiles of {tile.rows} rows"
     )
   return ""
+
+
+def _page_problem(page_size: int, kv_heads: int) -> str:
+  return (
+    "page_size: expected a multiple of 8, at most 64, of which a tile of 64, 128, 192 or 256 "
+    f"rows has a whole number or an equal part, got {page_size} with {kv_heads} KV heads"
+  )
 
 
 def _check(q: jax.Array, pool: jax.Array, page_table: jax.Array, tokens: jax.Array) -> None:
