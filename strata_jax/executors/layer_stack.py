@@ -97,7 +97,7 @@ class LayerStack:
     Returns:
       Hidden states [B, T, hidden] of each batch, and the pools.
     """
-    xs: list[jax.Array] = [programs.embed(self._params.embedding, b.token_ids) for b in batches]
+    xs, wheres = self._enter(batches, pools)
     now = list(pools)
     last = len(now) - 1
     for group in self._programs(gate, by_layer=bool(lists)):
@@ -107,8 +107,7 @@ class LayerStack:
       if reached is not None:
         for index in range(group.start, group.stop):
           reached(index, now[end])
-      for at, batch in enumerate(batches):
-        where = (batch.table, batch.starts, batch.lengths)
+      for at, where in enumerate(wheres):
         if host is not None and lists and end < last:
           xs[at], now[end], now[end + 1] = self._layer_and_load(
             self._params.layers[end], xs[at], now[end], now[end + 1], host,
@@ -125,12 +124,11 @@ class LayerStack:
 
     `warms`: it is to compile what `warm` does not for each batch; a group of each size will do.
     """
-    xs = tuple(programs.embed(self._params.embedding, batch.token_ids) for batch in batches)
-    wheres = tuple((batch.table, batch.starts, batch.lengths) for batch in batches)
-    now = list(pools)
+    entered, wheres = self._enter(batches, pools)
+    xs, now = tuple(entered), list(pools)
     for group in [slice(0, size) for size in self._sizes] if warms else self._groups:
       xs, now[group] = programs.joint_layers(
-        self._params.layers[group], xs, tuple(now[group]), wheres, **self._how
+        self._params.layers[group], xs, tuple(now[group]), tuple(wheres), **self._how
       )
     return list(xs), tuple(now)
 
@@ -188,8 +186,7 @@ class LayerStack:
       [B, T, hidden] and the pools.
     """
     params = self._params.layers[0]
-    where = (batch.table, batch.starts, batch.lengths)
-    x = programs.embed(self._params.embedding, batch.token_ids)
+    (x,), (where,) = self._enter([batch], pools)
     now = list(pools)
     for size in self._warm_sizes:
       group = slice(0, size)
@@ -215,8 +212,7 @@ class LayerStack:
     nothing: LoadLists | None,
   ) -> Iterator[programs.Lower]:
     """What `warm` and `head` call for the shape of a batch; shapes alone will do for it."""
-    where = (batch.table, batch.starts, batch.lengths)
-    x = self._embedded(batch)
+    (x,), (where,) = self._enter_shapes([batch], pools)
     for size in self._warm_sizes:
       program, args = self._program(slice(0, size), x, pools[:size], where)
       yield functools.partial(program.lower, *args, **self._how)
@@ -228,27 +224,53 @@ class LayerStack:
     yield functools.partial(
       self._head.lower, self._params.head, x, batch.lengths, *draws, config=self._config
     )
-    yield functools.partial(programs.embed.lower, self._params.embedding, batch.token_ids)
+    yield self._entry(batch, pools, programs.enter.lower)
     yield functools.partial(programs.marker.lower, x)
 
   def lower_joint(
     self, pools: io_backend.DevicePool, batches: Sequence[Batch]
   ) -> Iterator[programs.Lower]:
     """What `run_joint` calls besides, likewise."""
-    xs = tuple(self._embedded(batch) for batch in batches)
-    wheres = tuple((batch.table, batch.starts, batch.lengths) for batch in batches)
+    xs, wheres = self._enter_shapes(batches, pools)
     for size in self._sizes:
       yield functools.partial(
-        programs.joint_layers.lower, self._params.layers[:size], xs, pools[:size], wheres,
+        programs.joint_layers.lower, self._params.layers[:size], tuple(xs), pools[:size],
+        tuple(wheres),
         **self._how,
       )  # fmt: skip
 
-  def _embedded(self, batch: Batch) -> Any:
-    """The shape of hidden states [B, T, hidden]."""
-    embedding, token_ids = self._params.embedding, batch.token_ids
-    return jax.ShapeDtypeStruct(
-      (*token_ids.shape, embedding.shape[1]), embedding.dtype, sharding=embedding.sharding
+  def _enter(
+    self, batches: Sequence[Batch], pools: io_backend.DevicePool
+  ) -> tuple[list[jax.Array], list[programs.Where]]:
+    """Hidden states [B, T, hidden] of each batch before the first layer, and where its KV is."""
+    entered = [self._entry(batch, pools, programs.enter)() for batch in batches]
+    return [x for x, _ in entered], _wheres(batches, entered)
+
+  def _enter_shapes(
+    self, batches: Sequence[Batch], pools: io_backend.DevicePool
+  ) -> tuple[list[Any], list[programs.Where]]:
+    """The shapes of what `_enter` returns."""
+    sharding = self._params.embedding.sharding
+    on_device = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+    entries = (self._entry(batch, pools, programs.enter) for batch in batches)
+    shapes = (jax.eval_shape(functools.partial(e.func, **e.keywords), *e.args) for e in entries)
+    entered = [jax.tree.map(on_device, shape) for shape in shapes]
+    return [x for x, _ in entered], _wheres(batches, entered)
+
+  def _entry(
+    self, batch: Batch, pools: io_backend.DevicePool, enter: Callable[..., Any]
+  ) -> functools.partial[Any]:
+    """A call of `programs.enter`, or of its lowering."""
+    return functools.partial(
+      enter, self._params.embedding, *batch, page_size=pools[0].shape[2], **self._how
     )
+
+
+def _wheres(batches: Sequence[Batch], entered: Sequence[tuple[Any, Any]]) -> list[programs.Where]:
+  return [
+    programs.Where(batch.table, batch.starts, batch.lengths, plan)
+    for batch, (_, plan) in zip(batches, entered, strict=True)
+  ]
 
 
 def _groups(layers: int, sizes: Sequence[int]) -> Iterator[slice]:

@@ -9,7 +9,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +25,50 @@ from strata_jax.pallas_kernels.fragment_io import api as fragment_io
 _LOOPLESS = ("cudnn", "hopper")  # implementations of attention that can stand in a region
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
-# Of a batch: page table int32 [B, N], tokens before the chunks and valid tokens of them, int32 [B].
-Where = tuple[jax.Array, jax.Array, jax.Array]
 Lower = Callable[[], jax.stages.Lowered]  # a program for some shapes, ready to be compiled
 
 
-@jax.jit
-def embed(embedding: jax.Array, token_ids: jax.Array) -> jax.Array:
-  """[vocab, hidden], int32 [B, T] -> [B, T, hidden]."""
-  return llama.embed(embedding, token_ids)
+class Where(NamedTuple):
+  """The KV of a batch."""
+
+  page_table: jax.Array  # int32 [B, N]
+  starts: jax.Array  # int32 [B], tokens before the chunks
+  lengths: jax.Array  # int32 [B], valid tokens of the chunks
+  plan: attention.Plan = None  # of its reads, if there is one for all layers
+
+
+@functools.partial(jax.jit, static_argnames=("config", "implementation", "page_size"))
+def enter(
+  embedding: jax.Array,
+  token_ids: jax.Array,
+  page_table: jax.Array,
+  starts: jax.Array,
+  lengths: jax.Array,
+  *,
+  config: config_lib.ModelConfig,
+  implementation: str,
+  page_size: int,
+) -> tuple[jax.Array, attention.Plan]:
+  """What comes before the first layer of a batch.
+
+  Args:
+    embedding: [vocab, hidden].
+    token_ids: int32 [B, T].
+    page_table: see `Where`.
+    starts: likewise.
+    lengths: likewise.
+    config: static.
+    implementation: of attention, static.
+    page_size: of the pools, static.
+
+  Returns:
+    [B, T, hidden], and what all layers would work out alike.
+  """
+  plan = attention.plan_reads(
+    page_table, starts, lengths, chunk=token_ids.shape[1], heads=config.num_heads,
+    kv_heads=config.kv_heads, page_size=page_size, implementation=implementation,
+  )  # fmt: skip
+  return llama.embed(embedding, token_ids), plan
 
 
 def _layer(
@@ -43,6 +78,7 @@ def _layer(
   page_table: jax.Array,
   starts: jax.Array,
   lengths: jax.Array,
+  plan: attention.Plan = None,
   *,
   config: config_lib.ModelConfig,
   implementation: str,
@@ -53,9 +89,10 @@ def _layer(
     params: of the layer.
     x: [B, T, hidden].
     pool: of the layer, donated: [pages, 2, page_size, kv_heads, head_dim].
-    page_table: int32 [B, N].
-    starts: int32 [B], tokens before the chunks.
-    lengths: int32 [B], valid tokens of the chunks.
+    page_table: see `Where`, the next three as well.
+    starts: int32 [B].
+    lengths: int32 [B].
+    plan: or None.
     config: static.
     implementation: of attention, static.
 
@@ -66,7 +103,7 @@ def _layer(
   def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
     written = attention.write_kv(pool, k, v, page_table, starts, lengths)
     out = attention.paged_attention(
-      q, k, v, written, page_table, starts, lengths, implementation=implementation
+      q, k, v, written, page_table, starts, lengths, implementation=implementation, plan=plan
     )
     return out, written
 
@@ -85,6 +122,7 @@ def _layers(
   page_table: jax.Array,
   starts: jax.Array,
   lengths: jax.Array,
+  plan: attention.Plan = None,
   *,
   config: config_lib.ModelConfig,
   implementation: str,
@@ -93,7 +131,7 @@ def _layers(
   written = []
   for one, pool in zip(params, pools, strict=True):
     x, pool = _same_layer(
-      one, x, pool, page_table, starts, lengths, config=config, implementation=implementation
+      one, x, pool, page_table, starts, lengths, plan, config=config, implementation=implementation
     )
     written.append(pool)
   return x, tuple(written)
@@ -115,7 +153,7 @@ def _joint_layer(
     params: of the layer.
     x: [1, tokens of all batches, hidden].
     pool: of the layer, donated.
-    wheres: page table, starts and lengths of each batch.
+    wheres: of each batch.
     sizes: (B, T) of each batch, static.
     config: static.
     implementation: of attention, static.
@@ -127,18 +165,17 @@ def _joint_layer(
   def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
     written, parts = pool, [_cut(one, sizes) for one in (q, k, v)]
     for _, k, v, where in zip(*parts, wheres, strict=True):
-      written = attention.write_kv(written, k, v, *where)
+      written = attention.write_kv(written, k, v, *where[:3])
     outs = [
-      attention.paged_attention(q, k, v, written, *where, implementation=implementation)
+      attention.paged_attention(
+        q, k, v, written, *where[:3], implementation=implementation, plan=where.plan
+      )
       for q, k, v, where in zip(*parts, wheres, strict=True)
     ]
     return _side_by_side(outs), written
 
   positions = _side_by_side(
-    [
-      starts[:, None] + jnp.arange(size[1])
-      for (_, starts, _), size in zip(wheres, sizes, strict=True)
-    ]
+    [where.starts[:, None] + jnp.arange(size[1]) for where, size in zip(wheres, sizes, strict=True)]
   )
   return llama.decoder_layer(config, params, x, positions, attend)
 
@@ -201,6 +238,7 @@ def _layer_beside_load(
   page_table: jax.Array,
   starts: jax.Array,
   lengths: jax.Array,
+  plan: attention.Plan = None,
   *,
   config: config_lib.ModelConfig,
   implementation: str,
@@ -218,6 +256,7 @@ def _layer_beside_load(
     page_table: likewise.
     starts: likewise.
     lengths: likewise.
+    plan: likewise; not for attention that reads before the chunk is written.
     config: likewise.
     implementation: likewise.
 
@@ -241,7 +280,7 @@ def _layer_beside_load(
   positions = starts[:, None] + jnp.arange(x.shape[1])
   q, k, v = llama.attention_inputs(config, params, x, positions)
   pool = attention.write_kv(pool, k, v, *where)
-  out = attention.paged_attention(q, k, v, pool, *where, implementation=implementation)
+  out = attention.paged_attention(q, k, v, pool, *where, implementation=implementation, plan=plan)
 
   def finish(x, params, out):
     return llama.finish_layer(config, params, x, out)
@@ -332,6 +371,7 @@ def layer_after_load(
   page_table: jax.Array,
   starts: jax.Array,
   lengths: jax.Array,
+  plan: attention.Plan = None,
   *,
   config: config_lib.ModelConfig,
   implementation: str,
@@ -339,7 +379,7 @@ def layer_after_load(
   """`layer_beside_load` for devices without streams."""
   following = _load_layer(following, host, following_layer, *load_lists, implementation="reference")
   x, pool = _layer(
-    params, x, pool, page_table, starts, lengths, config=config, implementation=implementation
+    params, x, pool, page_table, starts, lengths, plan, config=config, implementation=implementation
   )
   return x, pool, following
 

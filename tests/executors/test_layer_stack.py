@@ -1,11 +1,15 @@
 """Which layers share a program, and that this changes nothing that is computed."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from strata_jax import config as config_lib
 from strata_jax.executors import gated_loads, layer_stack, programs
+from strata_jax.models import random
 from strata_jax.tiers import device as device_tier
 from tests.executors.test_overlap import model
 
@@ -81,3 +85,22 @@ def test_a_run_with_nothing_beside_it_goes_by_groups(monkeypatch):
   sizes.clear()
   run(7, (1, 2))
   assert sizes == [2] * 6  # behind one layer alone
+
+
+def test_layers_of_decodes_do_not_plan_again_what_they_read():
+  config = config_lib.MODELS["llama31_8b"]
+  shape = lambda *sizes, dtype=jnp.int32: jax.ShapeDtypeStruct(sizes, dtype)
+  params = jax.eval_shape(lambda: random.random_params(config)).layers[0]
+  pool = shape(*config.page_layout(16).device_shape(100), dtype=jnp.bfloat16)
+  where = shape(8, 128), shape(8), shape(8)
+  how = {"config": config, "implementation": "hopper"}
+  embedding = shape(config.vocab_size, config.hidden_size, dtype=jnp.bfloat16)
+  enter = functools.partial(programs.enter, page_size=16, **how)
+  x, plan = jax.eval_shape(enter, embedding, shape(8, 1), *where)
+
+  def all_pairs_of_tables(*args):
+    traced = programs.layer.trace(params, x, pool, *where, *args, **how)
+    return "tensor<8x8x128x" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+  assert all_pairs_of_tables()
+  assert not all_pairs_of_tables(plan)

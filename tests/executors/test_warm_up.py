@@ -65,7 +65,7 @@ def test_what_is_compiled_ahead_is_not_compiled_again(compiled, overlap, layers_
       "jit(layer_after_load)": shapes * (overlap == "layer"),
       "jit(_joint_layers)": joint * len({*layers_per_program, 1}),  # the last of 3 is alone
       "jit(_head)": shapes,
-      "jit(embed)": shapes,
+      "jit(enter)": shapes,
       "jit(marker)": shapes,
       "jit(_unpack)": shapes,
       "jit(_next)": len({rows for rows, _ in buckets.shapes}),

@@ -23,7 +23,7 @@ def prompt_logits(config, params, token_ids, *, page_size=4, attention="xla", sp
   table = jnp.asarray(np.arange(pages)[None, ::-1] + 1, jnp.int32)
   start = 0
   for end in (*splits, len(token_ids)):
-    x = programs.embed(params.embedding, jnp.asarray([token_ids[start:end]], jnp.int32))
+    x = llama.embed(params.embedding, jnp.asarray([token_ids[start:end]], jnp.int32))
     starts, lengths = jnp.int32([start]), jnp.int32([end - start])
     for index, layer in enumerate(params.layers):
       x, pool[index] = programs.layer(
