@@ -42,7 +42,8 @@ def test_a_plan_made_before_is_the_one_that_would_be_made(monkeypatch):
     used.append(plan)
     return q, jnp.zeros(q.shape[:2])
 
-  monkeypatch.setattr(decode_attention, "_attend", attend)
+  for name in ("_attend", "_attend_lowered"):
+    monkeypatch.setattr(decode_attention, name, attend)
   sizes = {"chunk": 1, "heads": 32, "kv_heads": 8, "page_size": 8, "implementation": "hopper"}
   plan = attention.plan_reads(table, starts, lengths, **sizes)
   arguments = (q, k, v, pool, table, starts, lengths)

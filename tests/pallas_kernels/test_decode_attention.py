@@ -1,6 +1,7 @@
 """Decode attention: its parts, in the interpreter, lowered for an H200, and on a GPU."""
 
 import dataclasses
+import functools
 import itertools
 import json
 
@@ -390,6 +391,27 @@ def test_every_config_of_the_bench_lowers_for_an_h200(config):
   shapes = _shapes(ARG_SPECS["llama3.1-8b-tp1-page32-batch28"])
   attend = jax.jit(bench.kernel(config))
   assert "mosaic_gpu" in lowering.lower(attend, *shapes)
+
+
+def test_with_a_plan_it_is_lowered_once_for_all_programs(monkeypatch):
+  lowered = []
+  attend = mosaic_gpu.attend
+  monkeypatch.setattr(
+    mosaic_gpu, "attend", lambda *args, **how: lowered.append(0) or attend(*args, **how)
+  )
+  api._lowered.cache_clear()
+  spec = ARG_SPECS["llama3.1-8b-tp1-page32-batch7"]
+  q, pool, table, tokens = _shapes(spec)
+  sizes = {"heads": q.shape[-2], "kv_heads": pool.shape[3], "page_size": pool.shape[2]}
+  plan = jax.eval_shape(functools.partial(api.make_plan, **sizes), table, tokens)
+
+  def layers(q, pool, table, tokens, plan, times):
+    return [api.decode_attention(q + i, pool, table, tokens, plan=plan) for i in range(times)]
+
+  for times in (1, 3):
+    program = jax.jit(functools.partial(layers, times=times))
+    assert "mosaic_gpu" in lowering.lower(program, q, pool, table, tokens, plan)
+  assert len(lowered) == 1
 
 
 def test_pools_above_2_to_the_31_elements_lower():

@@ -1,10 +1,12 @@
 """The public call of decode attention; pure and traceable, on a stream of its own too."""
 
 import dataclasses
+import functools
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import export
 
 from strata_jax import validation
 from strata_jax.pallas_kernels.decode_attention import (
@@ -120,6 +122,8 @@ def decode_attention(
     page_table: int32 [B, N]; entries beyond the pages of a row's tokens are never read.
     tokens: int32 [B], at most N * page_size; 0 is a padded row.
     plan: of `make_plan` for the same tables, tokens, shapes and config, if there is one already.
+      With one the kernels are a call of what is lowered once for all programs, which half a second
+      each would go to otherwise; it may not stand in a region with a stream of its own.
     implementation: the kernel, or plain jnp.
     config: how the kernel runs.
 
@@ -140,11 +144,14 @@ def decode_attention(
     problem = _problem(q, pool, config)
     if problem:
       raise ValueError(f"decode attention: {problem}")
-    heads, (_, _, page_size, kv_heads, _) = q.shape[1], pool.shape
-    plan = plan or make_plan(
-      page_table, tokens, heads=heads, kv_heads=kv_heads, page_size=page_size, config=config
-    )
-    out, lse = _attend(q, pool, page_table, plan, config)
+    if plan is None:
+      heads, (_, _, page_size, kv_heads, _) = q.shape[1], pool.shape
+      plan = make_plan(
+        page_table, tokens, heads=heads, kv_heads=kv_heads, page_size=page_size, config=config
+      )
+      out, lse = _attend(q, pool, page_table, plan, config)
+    else:
+      out, lse = _attend_lowered(q, pool, page_table, plan, config)
   return out.astype(q.dtype).reshape(shape), lse.reshape(shape[:-1])
 
 
@@ -173,6 +180,29 @@ def _attend(
   )
   how = mosaic_merge if config.merge_kernel else merge
   return how.merge_items(out, lse, *plan, heads=q.shape[1], dtype=q.dtype)
+
+
+def _attend_lowered(
+  q: jax.Array, pool: jax.Array, page_table: jax.Array, plan: Plan, config: DecodeAttentionConfig
+) -> tuple[jax.Array, jax.Array]:
+  """`_attend`, lowered at the first call for these shapes."""
+  leaves, tree = jax.tree.flatten((q, pool, page_table, plan))
+  shapes = tuple((leaf.shape, leaf.dtype.name) for leaf in leaves)
+  out, lse = _lowered(shapes, tree, config).call(q, pool, page_table, plan)
+  return out, lse
+
+
+@functools.cache
+def _lowered(
+  shapes: tuple[tuple[tuple[int, ...], str], ...],
+  tree: jax.tree_util.PyTreeDef,
+  config: DecodeAttentionConfig,
+) -> export.Exported:
+  """`_attend` for a GPU; `shapes` and dtypes are of the leaves of all its arrays."""
+  arguments = tree.unflatten([jax.ShapeDtypeStruct(*shape) for shape in shapes])
+  attend = jax.jit(functools.partial(_attend, config=config))
+  kernels = export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")  # nothing is kept in a file
+  return export.export(attend, platforms=["cuda"], disabled_checks=[kernels])(*arguments)
 
 
 def _width(heads: int, rows: int, config: DecodeAttentionConfig) -> int:
