@@ -12,7 +12,7 @@ from strata_jax.models.llama import Params
 from strata_jax.systems import SystemConfig
 from strata_jax.tiers import page_store
 
-# The new KV of a single row is scattered to the pool by way of a copy of all of it; of 8 it is not.
+# The products of a single row are of a vector: such a step takes twice as long as with 8 rows.
 LEAST_DECODES_GPU = 8
 
 
