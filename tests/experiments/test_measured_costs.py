@@ -8,6 +8,7 @@ from experiments import measured_costs, restart, serve
 from strata_jax import profile as profile_lib
 from strata_jax import recording
 from strata_jax.cost_model import CostModel, IoConfig
+from strata_jax.executors.protocol import LoadDone
 from strata_jax.executors.simulated import SimulatedExecutor
 from strata_jax.executors.simulated_storage import SimulatedStorage
 from strata_jax.executors.timeline import CostTimeline
@@ -66,6 +67,30 @@ def test_they_are_the_costs_of_the_machine(model):
     )
     assert linear_s == pytest.approx(model.prefill_s([(end - start, start)]), rel=1e-3)
   assert len(store.deleted) == 1024 // PAGE_SIZE
+
+
+def test_loads_in_calls_of_equal_size_cost_what_the_calls_cost(model):
+  class Calls(SimulatedExecutor):
+    """Loads 128 pages in 10 ms, fewer as well."""
+
+    def launch(self, work):
+      super().launch(work)
+      self.loads = [-(-len(load.host_slots) // 128) * 0.01 for load in work.loads]
+      self.began_s = self.now_s()
+
+    def wait(self, until_s):
+      return [
+        event._replace(at_s=self.began_s + self.loads[0])
+        if isinstance(event, LoadDone) else event
+        for event in super().wait(until_s)
+      ]  # fmt: skip
+
+  costs = measured_costs.measure(
+    Calls(CostTimeline(model)), page_size=PAGE_SIZE, device_pages=4096, host_pages=4096,
+    chunk_tokens=4096, context_tokens=32768, read_tokens=1024,
+  )  # fmt: skip
+  assert costs.load_s_per_token == pytest.approx(0.01 / (128 * PAGE_SIZE))
+  assert costs.load_latency_s == pytest.approx(0.0, abs=1e-9)
 
 
 def test_what_is_not_there_is_unknown(model):
