@@ -19,7 +19,7 @@ import pathlib
 import statistics
 from collections.abc import Sequence
 
-from experiments import flags, measured_run, run_folder, throughput_plan
+from experiments import flags, measured_run, run_files, run_folder, throughput_plan
 from strata_jax import (
   calibrated_profile,
   calibration,
@@ -154,8 +154,8 @@ def _measured(args: flags.Args, base: Profile) -> _Measured:
   (contender,) = throughput_plan.contenders((args.system,), (f"{args.system}:1",))
   folder = pathlib.Path(args.run)
   path = folder / "steps.jsonl"
-  steps = calibration_steps.read(list(measured_run.read_rows(path)), str(path))
-  config = measured_run.read_json(folder / "config.json")
+  steps = calibration_steps.read(list(run_files.read_rows(path)), str(path))
+  config = run_files.read_json(folder / "config.json")
   source = f"{args.run}, {config.get('device_kind')}, commit {config.get('git_sha')}"
   return _Measured(
     steps=steps, system=contender.system, source=f"{source}, {args.system}", points=[],

@@ -5,14 +5,12 @@ A folder of `throughput` has several points, a folder of one run (`serve`, `simu
 
 import dataclasses
 import functools
-import gzip
-import json
 import math
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from experiments import synthetic_flags, throughput_plan
+from experiments import run_files, synthetic_flags, throughput_plan
 from experiments.synthetic_flags import ShapeConfig
 from strata_jax import simulation
 from strata_jax.config import MODELS, ServingConfig
@@ -25,7 +23,7 @@ from strata_jax.workloads import arrivals
 from strata_jax.workloads.request import Request
 from strata_jax.workloads.workload import Workload, output_tokens
 
-Row = dict[str, Any]
+Row = run_files.Row
 SHAPES = {"piece_tokens": 1, "prefill_rows": 1, "row_factor": 2, "joint_tokens": 0}
 """What the shapes of a run depend on (fields of `ExecutorConfig`), and the least they can be."""
 
@@ -58,13 +56,13 @@ class MeasuredRun:
     """
     self.path = pathlib.Path(folder)
     self._config_path = self.path / "config.json"
-    self._config = read_json(self._config_path)
-    self._bench = need(self._config, self._config_path, "config", "bench")
+    self._config = run_files.read_json(self._config_path)
+    self._bench = run_files.need(self._config, self._config_path, "config", "bench")
     path = self.path / "points.jsonl"
-    self.points = [_point(row, path, index) for index, row in enumerate(read_rows(path))]
+    self.points = [_point(row, path, index) for index, row in enumerate(run_files.read_rows(path))]
     if not self.points:
       raise ValueError(f"{path}: expected points, got none")
-    model = need(self._bench, self._config_path, "model", "name", prefix="config.bench")
+    model = run_files.need(self._bench, self._config_path, "model", "name", prefix="config.bench")
     self.model = str(model)
     self.initial_cache = str(self._of_bench("initial_cache"))
     try:
@@ -74,7 +72,7 @@ class MeasuredRun:
 
   def source(self, point: MeasuredPoint) -> str:
     """The run, its device and its commit, for what is taken from a point."""
-    commands = need(self._config, self._config_path, "commands")
+    commands = run_files.need(self._config, self._config_path, "commands")
     command = commands[min(point.row.get("command", 0), len(commands) - 1)]
     return f"{self.path}, {command.get('device_kind')}, commit {command.get('git_sha')}"
 
@@ -147,8 +145,8 @@ class MeasuredRun:
     """The sizes of its tiers."""
     path = self.path / "points.jsonl"
     return PoolSizes(
-      device_tokens=need(point.row, path, "device_tokens"),
-      host_tokens=need(point.row, path, "host_tokens"),
+      device_tokens=run_files.need(point.row, path, "device_tokens"),
+      host_tokens=run_files.need(point.row, path, "host_tokens"),
     )
 
   def shapes(self) -> dict[str, int]:
@@ -158,7 +156,9 @@ class MeasuredRun:
       ValueError: the folder does not say how its executor was made.
     """
     executor = {"joint_tokens": 0, **self._of_bench("executor")}  # older runs have none
-    of = lambda field: need(executor, self._config_path, field, prefix="config.bench.executor")
+    of = lambda field: run_files.need(
+      executor, self._config_path, field, prefix="config.bench.executor"
+    )
     return {name: of(name) for name in SHAPES}
 
   def buckets(self, point: MeasuredPoint, **shapes: int) -> Buckets:
@@ -287,13 +287,13 @@ class MeasuredRun:
 
   @functools.cached_property
   def _plain_workload(self) -> Workload:
-    config = need(self._config, self._config_path, "config")
-    name = need(config, self._config_path, "workload", prefix="config")
-    shape = need(config, self._config_path, "shape", prefix="config")
+    config = run_files.need(self._config, self._config_path, "config")
+    name = run_files.need(config, self._config_path, "workload", prefix="config")
+    shape = run_files.need(config, self._config_path, "shape", prefix="config")
     return synthetic_flags.generate(name, ShapeConfig(**shape), self._of_bench("seed"))
 
   def _of_bench(self, field: str) -> Any:
-    return need(self._bench, self._config_path, field, prefix="config.bench")
+    return run_files.need(self._bench, self._config_path, field, prefix="config.bench")
 
   @functools.cached_property
   def _by_point(self) -> dict[str, dict[int, list[Row]]]:
@@ -301,8 +301,8 @@ class MeasuredRun:
     for name in ("steps", "requests"):
       path = self.path / f"{name}.jsonl.gz"
       rows: dict[int, list[Row]] = {}
-      for row in read_rows(path):
-        rows.setdefault(need(row, path, "point"), []).append(row)
+      for row in run_files.read_rows(path):
+        rows.setdefault(run_files.need(row, path, "point"), []).append(row)
       found[name] = rows
     return found
 
@@ -320,57 +320,16 @@ def is_points_folder(folder: str | pathlib.Path) -> bool:
   return (pathlib.Path(folder) / "points.jsonl").exists()
 
 
-def read_json(path: pathlib.Path) -> Row:
-  """Raises OSError; ValueError on what is no JSON object."""
-  try:
-    found = json.loads(path.read_text(encoding="utf-8"))
-  except json.JSONDecodeError as error:
-    raise ValueError(f"{path}: expected JSON, got {error}") from error
-  if not isinstance(found, dict):
-    raise ValueError(f"{path}: expected an object, got {type(found).__name__}")
-  return found
-
-
-def read_rows(path: pathlib.Path) -> Iterator[Row]:
-  """The objects of a .jsonl or .jsonl.gz. Raises OSError; ValueError on what is no JSON."""
-  for index, line in enumerate(_lines(path)):
-    try:
-      row = json.loads(line)
-    except json.JSONDecodeError as error:
-      raise ValueError(f"{path}, line {index + 1}: expected JSON, got {error}") from error
-    if not isinstance(row, dict):
-      raise ValueError(f"{path}, line {index + 1}: expected an object, got {line[:40]!r}")
-    yield row
-
-
-def need(found: Mapping[str, Any], path: pathlib.Path, *fields: str, prefix: str = "") -> Any:
-  """A field, of a field, ... Raises ValueError that names the file and the field."""
-  value: Any = found
-  where = prefix
-  for field in fields:
-    where = f"{where}.{field}" if where else field
-    if not isinstance(value, Mapping) or field not in value:
-      raise ValueError(f"{path}: expected the field {where!r}, got none")
-    value = value[field]
-  return value
-
-
-def _lines(path: pathlib.Path) -> Iterable[str]:
-  opened = gzip.open if path.suffix == ".gz" else open
-  with opened(path, "rt", encoding="utf-8") as file:
-    yield from file
-
-
 def _point(row: Row, path: pathlib.Path, index: int) -> MeasuredPoint:
-  label = need(row, path, "system")
+  label = run_files.need(row, path, "system")
   contender = throughput_plan.contender_of(label, row.get("policy"))
   return MeasuredPoint(
     point_id=row.get("order", index),
     label=label,
     system=contender.system,
     policy=contender.policy,
-    rate_rps=float(need(row, path, "rate_rps")),
-    repeat=int(need(row, path, "repeat")),
+    rate_rps=float(run_files.need(row, path, "rate_rps")),
+    repeat=int(run_files.need(row, path, "repeat")),
     row=row,
   )
 

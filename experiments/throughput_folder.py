@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from experiments import flags, measured_run, run_folder
+from experiments import flags, run_files, run_folder
 
 _OF_A_COMMAND = ("reference",)  # keys of older folders that are no part of the config
 
@@ -93,7 +93,7 @@ class PointsFolder:
 
 def read_points(path: pathlib.Path) -> list[dict[str, Any]]:
   """The rows of a `points.jsonl`. Raises OSError; ValueError with the line that is no object."""
-  return list(measured_run.read_rows(path))
+  return list(run_files.read_rows(path))
 
 
 def reference_ttft_s(rows: Iterable[Mapping[str, Any]]) -> float | None:

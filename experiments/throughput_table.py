@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from experiments import flags, measured_run, plots, run_folder, throughput_folder
+from experiments import flags, plots, run_files, run_folder, throughput_folder
 from experiments.sweeps import crossing, throughput, throughput_at_ttft
 
 FLAGS = flags.FlagSet("Makes the table of throughput at equal mean TTFT.")
@@ -75,9 +75,9 @@ def _read(folders: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]
     path = pathlib.Path(name)
     with flags.usage_errors():
       rows = throughput_folder.read_points(path / "points.jsonl")
-      configs.append(measured_run.read_json(path / "config.json"))
+      configs.append(run_files.read_json(path / "config.json"))
       for field in ("config", "commands"):
-        measured_run.need(configs[-1], path / "config.json", field)
+        run_files.need(configs[-1], path / "config.json", field)
     if configs[-1]["config"] != configs[0]["config"]:
       raise flags.UsageError(
         f"--runs: expected folders of one config, got {name} beside {folders[0]}"

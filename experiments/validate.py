@@ -20,9 +20,9 @@ from typing import Any
 
 from experiments import (
   flags,
-  measured_run,
   plots,
   profile_flags,
+  run_files,
   run_folder,
   throughput_folder,
   validation_bound,
@@ -161,10 +161,10 @@ def fitted_points(folder: pathlib.Path | str, name: str, run: pathlib.Path) -> f
   path = pathlib.Path(folder) / "summary.json"
   if not path.exists():
     return frozenset()
-  noted = measured_run.read_json(path)
+  noted = run_files.read_json(path)
   if noted.get("profile") != name or pathlib.Path(noted.get("run", "")).resolve() != run.resolve():
     return frozenset()
-  return frozenset(measured_run.need(noted, path, "points"))
+  return frozenset(run_files.need(noted, path, "points"))
 
 
 def _plot(path: pathlib.Path, rows: list[dict[str, Any]], name: str, title: str) -> None:
