@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 
 import hypothesis
 import jax
@@ -412,6 +413,25 @@ def test_with_a_plan_it_is_lowered_once_for_all_programs(monkeypatch):
     program = jax.jit(functools.partial(layers, times=times))
     assert "mosaic_gpu" in lowering.lower(program, q, pool, table, tokens, plan)
   assert len(lowered) == 1
+
+
+def test_kernels_that_are_lowered_once_are_those_of_other_programs(monkeypatch):
+  spec = ARG_SPECS["llama3.1-8b-tp1-page32-batch7"]
+  q, pool, table, tokens = _shapes(spec)
+  sizes = {"heads": q.shape[-2], "kv_heads": pool.shape[3], "page_size": pool.shape[2]}
+  plan = jax.eval_shape(functools.partial(api.make_plan, **sizes), table, tokens)
+
+  def kernels():
+    attend = jax.jit(lambda *args: api.decode_attention(*args[:4], plan=args[4]))
+    text = lowering.lower(attend, q, pool, table, tokens, plan)
+    modules = re.findall(r' module = "((?:[^"\\]|\\.)*)"', text)
+    return [re.sub(r"attention_\d+", "", module) for module in modules]  # they are numbered
+
+  api._lowered.cache_clear()
+  once = kernels()
+  monkeypatch.setattr(api, "_attend_lowered", api._attend)
+  assert len(once) == 2
+  assert once == kernels()
 
 
 def test_pools_above_2_to_the_31_elements_lower():

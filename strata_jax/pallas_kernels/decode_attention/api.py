@@ -1,7 +1,9 @@
 """The public call of decode attention; pure and traceable, on a stream of its own too."""
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import jax
@@ -202,7 +204,20 @@ def _lowered(
   arguments = tree.unflatten([jax.ShapeDtypeStruct(*shape) for shape in shapes])
   attend = jax.jit(functools.partial(_attend, config=config))
   kernels = export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")  # nothing is kept in a file
-  return export.export(attend, platforms=["cuda"], disabled_checks=[kernels])(*arguments)
+  with _newest_form():
+    return export.export(attend, platforms=["cuda"], disabled_checks=[kernels])(*arguments)
+
+
+@contextlib.contextmanager
+def _newest_form() -> Iterator[None]:
+  """Kernels are exported as they are lowered elsewhere, not in a form for older releases too."""
+  name = "jax_export_ignore_forward_compatibility"
+  before = getattr(jax.config, name)
+  jax.config.update(name, True)
+  try:
+    yield
+  finally:
+    jax.config.update(name, before)
 
 
 def _width(heads: int, rows: int, config: DecodeAttentionConfig) -> int:
