@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Literal, NamedTuple
 
 import jax
@@ -209,7 +209,7 @@ def _lowered(
 
 
 @contextlib.contextmanager
-def _newest_form() -> Iterator[None]:
+def _newest_form() -> Generator[None]:
   """Kernels are exported as they are lowered elsewhere, not in a form for older releases too."""
   name = "jax_export_ignore_forward_compatibility"
   before = getattr(jax.config, name)
