@@ -503,6 +503,25 @@ def test_operands_that_do_not_fit_are_refused():
     api.decode_attention(q, pool, table, tokens[:1])
 
 
+@pytest.mark.parametrize("change", [{"rows": 3}, {"heads": 64}, {"blocks": 8}, {"apart": True}])
+def test_plans_for_other_shapes_are_refused(change):
+  q, pool, table, tokens = _shapes(ARG_SPECS["llama3.1-8b-tp1-page32-batch7"])
+  config = api.DecodeAttentionConfig(
+    blocks=change.get("blocks", 264), share_prefixes="apart" not in change
+  )
+  rows = change.get("rows", len(q))
+  plan = jax.eval_shape(
+    functools.partial(
+      api.make_plan, heads=change.get("heads", q.shape[-2]), kv_heads=pool.shape[3],
+      page_size=pool.shape[2], config=config,
+    ),
+    jax.ShapeDtypeStruct((rows, table.shape[1]), jnp.int32),
+    jax.ShapeDtypeStruct((rows,), jnp.int32),
+  )  # fmt: skip
+  with pytest.raises(ValueError, match=r"plan: expected \(items, width, blocks\) of"):
+    jax.eval_shape(lambda *a: api.decode_attention(*a[:4], plan=a[4]), q, pool, table, tokens, plan)
+
+
 @pytest.mark.parametrize(
   ("field", "value", "wanted"),
   [

@@ -124,8 +124,8 @@ def decode_attention(
     page_table: int32 [B, N]; entries beyond the pages of a row's tokens are never read.
     tokens: int32 [B], at most N * page_size; 0 is a padded row.
     plan: of `make_plan` for the same tables, tokens, shapes and config, if there is one already.
-      With one the kernels are a call of what is lowered once for all programs, which half a second
-      each would go to otherwise; it may not stand in a region with a stream of its own.
+      With one the kernels are lowered once for all programs, which takes half a second each, and
+      called; no call may stand in a region with a stream of its own. The reference needs none.
     implementation: the kernel, or plain jnp.
     config: how the kernel runs.
 
@@ -134,7 +134,8 @@ def decode_attention(
     float32 [B, heads] or [B, 1, heads], -1e30 for padded rows.
 
   Raises:
-    ValueError: shapes that do not fit together, or that the kernel does not take (`supports`).
+    ValueError: shapes that do not fit together, or that the kernel does not take (`supports`); a
+      plan for others.
   """
   config = config or DecodeAttentionConfig()
   _check(q, pool, page_table, tokens)
@@ -153,6 +154,7 @@ def decode_attention(
       )
       out, lse = _attend(q, pool, page_table, plan, config)
     else:
+      _check_plan(plan, q, config)
       out, lse = _attend_lowered(q, pool, page_table, plan, config)
   return out.astype(q.dtype).reshape(shape), lse.reshape(shape[:-1])
 
@@ -269,3 +271,12 @@ def _check(q: jax.Array, pool: jax.Array, page_table: jax.Array, tokens: jax.Arr
       f"page_table and tokens: expected [{len(q)}, N] and [{len(q)}], got {page_table.shape} and "
       f"{tokens.shape}"
     )
+
+
+def _check_plan(plan: Plan, q: jax.Array, config: DecodeAttentionConfig) -> None:
+  rows, heads, _ = q.shape
+  width = _width(heads, rows, config)
+  expected = (rows if width == 1 else 2 * rows, width, config.blocks)
+  got = (*plan.line.members.shape, len(plan.line.first_items))
+  if got != expected:
+    raise ValueError(f"plan: expected (items, width, blocks) of {expected}, got {got}")
