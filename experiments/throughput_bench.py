@@ -298,22 +298,24 @@ class _Tiers:
       return 0
     warm_cache.flush_device(self.warm, executor)
     missing = warm_cache.missing_on_host(self.warm, contexts)
-    if not missing:
-      return 0
-    run_folder.say(f"pages of {cache.page_size}: brings {len(missing)} contexts to the host")
-    for _ in range(warm_cache.rounds(self.warm)):
-      warm_cache.ask_once(
-        missing, controller=self.warm, policy=policy, executor=executor,
-        serving=self._config.serving,
-      )  # fmt: skip
-    warm_cache.flush_device(self.warm, executor)
-    left = len(warm_cache.missing_on_host(self.warm, contexts))
-    if left:
-      raise flags.UsageError(
-        f"--host_tokens: expected room for all contexts, got {cache.host_tokens} and {left} of "
-        f"{len(contexts)} contexts that did not stay"
-      )
-    return len(missing)
+    brought = len(missing)
+    while missing:
+      run_folder.say(f"pages of {cache.page_size}: brings {len(missing)} contexts to the host")
+      for _ in range(warm_cache.rounds(self.warm)):
+        warm_cache.ask_once(
+          missing, controller=self.warm, policy=policy, executor=executor,
+          serving=self._config.serving,
+        )  # fmt: skip
+      warm_cache.flush_device(self.warm, executor)
+      # A small device pool lets go of pages whose backup has not begun: those come again.
+      left = warm_cache.missing_on_host(self.warm, contexts)
+      if len(left) >= len(missing):
+        raise flags.UsageError(
+          f"--host_tokens: expected room for all contexts, got {cache.host_tokens} and {len(left)} "
+          f"of {len(contexts)} contexts that did not stay"
+        )
+      missing = left
+    return brought
 
 
 def _costs(executor: JaxExecutor, cache: CacheConfig) -> Costs:

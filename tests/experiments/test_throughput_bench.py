@@ -7,7 +7,7 @@ from experiments.executor_flags import ExecutorConfig
 from experiments.synthetic_flags import ShapeConfig
 from experiments.throughput_bench import Bench, BenchConfig
 from experiments.throughput_plan import Contender, Point
-from strata_jax import metrics, systems
+from strata_jax import metrics, systems, warm_cache
 from strata_jax.config import MODELS, ServingConfig
 from strata_jax.executors import page_mover
 from strata_jax.models import random
@@ -65,3 +65,18 @@ def test_pools_that_change_hands_keep_what_the_host_holds():
       found.result.requests, expected.result.requests
     )
     assert identical, different
+
+
+@pytest.mark.slow
+def test_contexts_that_did_not_stay_are_brought_again(monkeypatch):
+  ask_once, asked = warm_cache.ask_once, []
+
+  def all_but_the_last(contexts, **how):
+    asked.append(len(contexts))
+    return ask_once(contexts[: len(contexts) - (len(asked) == 1)], **how)
+
+  monkeypatch.setattr(warm_cache, "ask_once", all_but_the_last)
+  point = Point(label="first", rate_rps=40.0, repeat=0)
+  row = _bench(("vllm_lmcache_like", "device_put")).run(point).row
+  assert asked == [3, 1]
+  assert row["warmed_contexts"] == 3
