@@ -8,8 +8,8 @@ policy of one's own with it, as long as its text is the one that served them; el
 they are left out. Writes `validation.json` (a row a point, the mean signed error, the spread
 between real repeats, ratios between systems, verdicts), `ttft.png` and `throughput.png` (simulated
 against real) and `summary.json` to --out. Points that the profile was fitted to, as `calibrate`
-noted beside it, are marked and counted apart. Where loads overlap compute layer by layer, a real
-step counts the first layer's wait alone as stall, a simulated one every layer's: their stall
+noted beside it, are marked and counted apart. Where a kernel loads layer by layer beside compute, a
+real step counts the first layer's wait alone as stall, a simulated one every layer's: their stall
 fractions are no like for like. `bound` is what a system with free loads reaches at 5 T_ref on that
 clock, and the share of it that each real system does.
 """

@@ -111,7 +111,7 @@ class LayerStack:
         if host is not None and lists and end < last:
           xs[at], now[end], now[end + 1] = self._layer_and_load(
             self._params.layers[end], xs[at], now[end], now[end + 1], host,
-            self._layer_ids[end + 1], lists[at], *where, **self._how,
+            self._layer_ids[end + 1], lists[at], where, **self._how,
           )  # fmt: skip
         else:
           xs[at], now[group] = self._compute(group, xs[at], now[group], where)
@@ -158,8 +158,8 @@ class LayerStack:
     """The program of some layers, and its arguments."""
     params = self._params.layers[group]
     if len(params) > 1:
-      return programs.layers, (params, x, tuple(pools), *where)
-    return programs.layer, (*params, x, *pools, *where)
+      return programs.layers, (params, x, tuple(pools), where)
+    return programs.layer, (*params, x, *pools, where)
 
   def head(
     self, x: jax.Array, lengths: jax.Array, draws: tuple[jax.Array, jax.Array, jax.Array]
@@ -197,7 +197,7 @@ class LayerStack:
       if others:
         more: Any = (host, self._layer_ids[1], nothing)
         x, first, others[0] = self._layer_and_load(
-          params, x, first, others[0], *more, *where, **self._how
+          params, x, first, others[0], *more, where, **self._how
         )
     programs.marker(x)
     programs.marker(first)
@@ -219,7 +219,7 @@ class LayerStack:
     if nothing is not None and host is not None and len(pools) > 1:
       yield functools.partial(
         self._layer_and_load.lower, self._params.layers[0], x, *pools[:2], host,
-        self._layer_ids[1], nothing, *where, **self._how,
+        self._layer_ids[1], nothing, where, **self._how,
       )  # fmt: skip
     yield functools.partial(
       self._head.lower, self._params.head, x, batch.lengths, *draws, config=self._config
@@ -235,42 +235,37 @@ class LayerStack:
     for size in self._sizes:
       yield functools.partial(
         programs.joint_layers.lower, self._params.layers[:size], tuple(xs), pools[:size],
-        tuple(wheres),
-        **self._how,
+        tuple(wheres), **self._how,
       )  # fmt: skip
 
   def _enter(
-    self, batches: Sequence[Batch], pools: io_backend.DevicePool
+    self,
+    batches: Sequence[Batch],
+    pools: io_backend.DevicePool,
+    enter: Callable[..., Any] = programs.enter,
   ) -> tuple[list[jax.Array], list[programs.Where]]:
     """Hidden states [B, T, hidden] of each batch before the first layer, and where its KV is."""
-    entered = [self._entry(batch, pools, programs.enter)() for batch in batches]
-    return [x for x, _ in entered], _wheres(batches, entered)
+    xs, wheres = [], []
+    for batch in batches:
+      x, plan = self._entry(batch, pools, enter)()
+      xs.append(x)
+      wheres.append(programs.Where(batch.table, batch.starts, batch.lengths, plan))
+    return xs, wheres
 
   def _enter_shapes(
     self, batches: Sequence[Batch], pools: io_backend.DevicePool
-  ) -> tuple[list[Any], list[programs.Where]]:
+  ) -> tuple[list[jax.Array], list[programs.Where]]:
     """The shapes of what `_enter` returns."""
-    sharding = self._params.embedding.sharding
-    on_device = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
-    entries = (self._entry(batch, pools, programs.enter) for batch in batches)
-    shapes = (jax.eval_shape(functools.partial(e.func, **e.keywords), *e.args) for e in entries)
-    entered = [jax.tree.map(on_device, shape) for shape in shapes]
-    return [x for x, _ in entered], _wheres(batches, entered)
+    entered = self._enter(batches, pools, programs.enter.eval_shape)
+    return programs.shapes_on(self._params.embedding.sharding, entered)
 
   def _entry(
     self, batch: Batch, pools: io_backend.DevicePool, enter: Callable[..., Any]
-  ) -> functools.partial[Any]:
-    """A call of `programs.enter`, or of its lowering."""
+  ) -> Callable[[], Any]:
+    """A call of `programs.enter`, of its shapes or of its lowering."""
     return functools.partial(
       enter, self._params.embedding, *batch, page_size=pools[0].shape[2], **self._how
     )
-
-
-def _wheres(batches: Sequence[Batch], entered: Sequence[tuple[Any, Any]]) -> list[programs.Where]:
-  return [
-    programs.Where(batch.table, batch.starts, batch.lengths, plan)
-    for batch, (_, plan) in zip(batches, entered, strict=True)
-  ]
 
 
 def _groups(layers: int, sizes: Sequence[int]) -> Iterator[slice]:

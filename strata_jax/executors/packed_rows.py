@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from strata_jax.executors import layer_stack
+from strata_jax.executors import layer_stack, programs
 
 _NUMBERS = 5  # of a row, besides its tokens and its page table
 
@@ -50,7 +50,7 @@ def structs(rows: int, tokens: int, pages: int, device: jax.Device) -> tuple[Any
   """What `PackedRows.put` gives, as shapes: a Batch and Draws of `jax.ShapeDtypeStruct`."""
   sharding = jax.sharding.SingleDeviceSharding(device)
   found = _unpack_on(device).eval_shape(_packed(rows, tokens, pages), tokens)
-  return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), found)
+  return programs.shapes_on(sharding, found)
 
 
 def lower(rows: int, tokens: int, pages: int, device: jax.Device) -> jax.stages.Lowered:

@@ -37,6 +37,11 @@ class Where(NamedTuple):
   plan: attention.Plan = None  # of its reads, if there is one for all layers
 
 
+def shapes_on(sharding: jax.sharding.Sharding, tree: Any) -> Any:
+  """A tree of arrays or shapes as shapes with this sharding, for lowering."""
+  return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)
+
+
 @functools.partial(jax.jit, static_argnames=("config", "implementation", "page_size"))
 def enter(
   embedding: jax.Array,
@@ -75,10 +80,7 @@ def _layer(
   params: llama.LayerParams,
   x: jax.Array,
   pool: jax.Array,
-  page_table: jax.Array,
-  starts: jax.Array,
-  lengths: jax.Array,
-  plan: attention.Plan = None,
+  where: Where,
   *,
   config: config_lib.ModelConfig,
   implementation: str,
@@ -89,10 +91,7 @@ def _layer(
     params: of the layer.
     x: [B, T, hidden].
     pool: of the layer, donated: [pages, 2, page_size, kv_heads, head_dim].
-    page_table: see `Where`, the next three as well.
-    starts: int32 [B].
-    lengths: int32 [B].
-    plan: or None.
+    where: of the batch.
     config: static.
     implementation: of attention, static.
 
@@ -101,13 +100,13 @@ def _layer(
   """
 
   def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    written = attention.write_kv(pool, k, v, page_table, starts, lengths)
+    written = attention.write_kv(pool, k, v, *where[:3])
     out = attention.paged_attention(
-      q, k, v, written, page_table, starts, lengths, implementation=implementation, plan=plan
+      q, k, v, written, *where[:3], implementation=implementation, plan=where.plan
     )
     return out, written
 
-  positions = starts[:, None] + jnp.arange(x.shape[1])
+  positions = where.starts[:, None] + jnp.arange(x.shape[1])
   return llama.decoder_layer(config, params, x, positions, attend)
 
 
@@ -119,10 +118,7 @@ def _layers(
   params: tuple[llama.LayerParams, ...],
   x: jax.Array,
   pools: tuple[jax.Array, ...],
-  page_table: jax.Array,
-  starts: jax.Array,
-  lengths: jax.Array,
-  plan: attention.Plan = None,
+  where: Where,
   *,
   config: config_lib.ModelConfig,
   implementation: str,
@@ -130,9 +126,7 @@ def _layers(
   """`_layer` for some layers in a row: fewer programs to launch, each longer to compile."""
   written = []
   for one, pool in zip(params, pools, strict=True):
-    x, pool = _same_layer(
-      one, x, pool, page_table, starts, lengths, plan, config=config, implementation=implementation
-    )
+    x, pool = _same_layer(one, x, pool, where, config=config, implementation=implementation)
     written.append(pool)
   return x, tuple(written)
 
@@ -235,10 +229,7 @@ def _layer_beside_load(
   host: jax.Array,
   following_layer: jax.Array,
   load_lists: tuple[jax.Array, jax.Array, jax.Array],
-  page_table: jax.Array,
-  starts: jax.Array,
-  lengths: jax.Array,
-  plan: attention.Plan = None,
+  where: Where,
   *,
   config: config_lib.ModelConfig,
   implementation: str,
@@ -253,10 +244,7 @@ def _layer_beside_load(
     host: the host pool.
     following_layer: int32 [], which layer that is.
     load_lists: count int32 [], host slots and device slots int32 [bucket], host slots ascending.
-    page_table: likewise.
-    starts: likewise.
-    lengths: likewise.
-    plan: likewise; not for attention that reads before the chunk is written.
+    where: likewise; a plan is not used.
     config: likewise.
     implementation: likewise.
 
@@ -268,19 +256,19 @@ def _layer_beside_load(
     _load_layer, implementation="mosaic_gpu", config=fragment_io.FragmentIoConfig(sort_from=2**31)
   )
   load_args = (following, host, following_layer, *load_lists)
-  where = (page_table, starts, lengths)
+  kv_where = where[:3]
   how: Any = {"config": config, "implementation": implementation}
   if implementation in _LOOPLESS:
     following, y = streams.beside(
-      load, load_args, functools.partial(_whole_layer, **how), (x, params, pool, *where)
+      load, load_args, functools.partial(_whole_layer, **how), (x, params, pool, *kv_where)
     )
     x, k, v = _split(config, y)
-    return x, attention.write_kv(pool, k, v, *where), following
+    return x, attention.write_kv(pool, k, v, *kv_where), following
   # Attention that loops cannot stand in a region: the load runs beside what follows it alone.
-  positions = starts[:, None] + jnp.arange(x.shape[1])
+  positions = where.starts[:, None] + jnp.arange(x.shape[1])
   q, k, v = llama.attention_inputs(config, params, x, positions)
-  pool = attention.write_kv(pool, k, v, *where)
-  out = attention.paged_attention(q, k, v, pool, *where, implementation=implementation, plan=plan)
+  pool = attention.write_kv(pool, k, v, *kv_where)
+  out = attention.paged_attention(q, k, v, pool, *kv_where, implementation=implementation)
 
   def finish(x, params, out):
     return llama.finish_layer(config, params, x, out)
@@ -368,19 +356,14 @@ def layer_after_load(
   host: jax.Array,
   following_layer: jax.Array,
   load_lists: tuple[jax.Array, jax.Array, jax.Array],
-  page_table: jax.Array,
-  starts: jax.Array,
-  lengths: jax.Array,
-  plan: attention.Plan = None,
+  where: Where,
   *,
   config: config_lib.ModelConfig,
   implementation: str,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """`layer_beside_load` for devices without streams."""
   following = _load_layer(following, host, following_layer, *load_lists, implementation="reference")
-  x, pool = _layer(
-    params, x, pool, page_table, starts, lengths, plan, config=config, implementation=implementation
-  )
+  x, pool = _layer(params, x, pool, where, config=config, implementation=implementation)
   return x, pool, following
 
 

@@ -98,8 +98,8 @@ def test_layers_of_decodes_do_not_plan_again_what_they_read():
   enter = functools.partial(programs.enter, page_size=16, **how)
   x, plan = jax.eval_shape(enter, embedding, shape(8, 1), *where)
 
-  def all_pairs_of_tables(*args):
-    traced = programs.layer.trace(params, x, pool, *where, *args, **how)
+  def all_pairs_of_tables(*plan):
+    traced = programs.layer.trace(params, x, pool, programs.Where(*where, *plan), **how)
     return "tensor<8x8x128x" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
   assert all_pairs_of_tables()

@@ -52,7 +52,7 @@ def test_a_layer_beside_a_load(rows, chunk, attention):
   arguments = (
     params, make(rows, chunk, CONFIG.hidden_size), pool, pool,
     make(*page_layout.host_shape(50), sharding=pinned), ids(), (ids(), ids(64), ids(64)),
-    ids(rows, 128), ids(rows), ids(rows),
+    programs.Where(ids(rows, 128), ids(rows), ids(rows)),
   )  # fmt: skip
   traced = programs.layer_beside_load.trace(*arguments, config=CONFIG, implementation=attention)
   text = traced.lower(lowering_platforms=("cuda",)).as_text()

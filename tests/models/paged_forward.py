@@ -24,10 +24,10 @@ def prompt_logits(config, params, token_ids, *, page_size=4, attention="xla", sp
   start = 0
   for end in (*splits, len(token_ids)):
     x = llama.embed(params.embedding, jnp.asarray([token_ids[start:end]], jnp.int32))
-    starts, lengths = jnp.int32([start]), jnp.int32([end - start])
+    where = programs.Where(table, jnp.int32([start]), jnp.int32([end - start]))
     for index, layer in enumerate(params.layers):
       x, pool[index] = programs.layer(
-        layer, x, pool[index], table, starts, lengths, config=config, implementation=attention
+        layer, x, pool[index], where, config=config, implementation=attention
       )
     start = end
   return np.asarray(_logits(config, params.head, x))
