@@ -10,8 +10,8 @@ run, with `--system` as it was run. Writes `hardware_<name>.json` and `<name>_<m
 `summary.json` with what was fitted, what was kept and why, and how far off each kind of step is.
 
 Of the other systems of a folder of `throughput` no step is used. Their back ends get the load rate
-that every command of the run measured in isolation before it served, where that stands for what
-serving does (see `strata_jax.calibration_isolated`); `--nomeasured_io` leaves them at the base's.
+that every command of the run timed before it served, where that stands for what
+serving does (see `strata_jax.calibration_timed`); `--nomeasured_io` leaves them at the base's.
 """
 
 import dataclasses
@@ -23,13 +23,13 @@ from experiments import flags, measured_run, run_files, run_folder, throughput_p
 from strata_jax import (
   calibrated_profile,
   calibration,
-  calibration_isolated,
   calibration_steps,
+  calibration_timed,
   profile,
   simulation,
 )
-from strata_jax.calibration_isolated import IsolatedLoads
 from strata_jax.calibration_steps import Steps
+from strata_jax.calibration_timed import TimedLoads
 from strata_jax.executors.buckets import Buckets
 from strata_jax.profile import Profile
 from strata_jax.systems import SystemConfig
@@ -53,7 +53,7 @@ FLAGS.add_flag(
 FLAGS.add_flag("min_steps", int, 20, "of each kind that is needed")
 FLAGS.add_flag(
   "measured_io", bool, True,
-  "other back ends load at the rate that the run measured in isolation before it served",
+  "other back ends load at the rate that the run timed before it served",
 )  # fmt: skip
 FLAGS.add_flag("out", str, "runs/calibrate", "folder that the run writes")
 
@@ -77,9 +77,9 @@ def main(args: flags.Args) -> None:
       steps, base, simulation.io_config(system), buckets=measured.buckets,
       decode_shares=measured.decode_shares, min_steps=args.min_steps,
     )  # fmt: skip
-    if args.measured_io and measured.isolated:
-      found = calibration_isolated.with_isolated(
-        found, simulation.io_config(system), measured.isolated, args.run
+    if args.measured_io and measured.timed:
+      found = calibration_timed.with_timed(
+        found, simulation.io_config(system), measured.timed, args.run
       )
     out = run_folder.open_run(args.out, {"flags": args.as_dict(), "system": system})
     written = calibrated_profile.write(
@@ -126,7 +126,7 @@ class _Measured:
   buckets: Buckets | None
   decode_shares: int
   warning: str | None
-  isolated: tuple[IsolatedLoads, ...]  # what loads took before serving, of every system
+  timed: tuple[TimedLoads, ...]  # what loads took before serving, of every system
 
 
 def _measured(args: flags.Args, base: Profile) -> _Measured:
@@ -145,7 +145,7 @@ def _measured(args: flags.Args, base: Profile) -> _Measured:
     return _Measured(
       steps=calibration_steps.join(each), system=first.system, source=source,
       points=[point.point_id for point in points], buckets=run.buckets(first),
-      decode_shares=shares.pop(), warning=run.other_model(base), isolated=_isolated(run),
+      decode_shares=shares.pop(), warning=run.other_model(base), timed=_timed(run),
     )  # fmt: skip
   if args.point is not None or args.rate is not None:
     raise ValueError(f"--point, --rate: expected none for a folder of one run, got {args.run}")
@@ -160,18 +160,18 @@ def _measured(args: flags.Args, base: Profile) -> _Measured:
   return _Measured(
     steps=steps, system=contender.system, source=f"{source}, {args.system}", points=[],
     buckets=None, decode_shares=1 if args.decode_shares is None else args.decode_shares,
-    warning=None, isolated=(),
+    warning=None, timed=(),
   )  # fmt: skip
 
 
-def _isolated(run: measured_run.MeasuredRun) -> tuple[IsolatedLoads, ...]:
-  """Costs in isolation of the systems of a run, a median of each command's rows."""
+def _timed(run: measured_run.MeasuredRun) -> tuple[TimedLoads, ...]:
+  """What loads of the systems of a run took before serving, a median of each command's rows."""
   return tuple(
-    _isolated_of([point for point in run.points if point.label == label]) for label in run.labels
+    _timed_of([point for point in run.points if point.label == label]) for label in run.labels
   )
 
 
-def _isolated_of(points: Sequence[measured_run.MeasuredPoint]) -> IsolatedLoads:
+def _timed_of(points: Sequence[measured_run.MeasuredPoint]) -> TimedLoads:
   """Of one system; 0 and nothing at all both mean that a command did not measure it."""
   by_command: dict[int, list[float]] = {}
   for point in points:
@@ -179,7 +179,7 @@ def _isolated_of(points: Sequence[measured_run.MeasuredPoint]) -> IsolatedLoads:
     if seconds:
       by_command.setdefault(point.row.get("command", 0), []).append(seconds)
   first = points[0]
-  return IsolatedLoads(
+  return TimedLoads(
     label=first.label, io=simulation.io_config(first.system),
     load_s_per_token={key: statistics.median(each) for key, each in by_command.items()},
     served_by=first.row.get("load_io"),

@@ -1,8 +1,10 @@
 """Times what a policy may weigh, before a run and on its machine: compute, loads, storage reads.
 
 Everything goes through the executor, as in serving, on pools that hold nothing yet; each time is
-the median of a few. With a store some pages are written, read and deleted again: its reads are
-timed with the page cache warm, like those of pages that a run wrote itself.
+the median of a few. Loads come with a short prefill that waits for them, as those of a request do:
+what a back end moves for it, and who launches beside its copies, is in their time. With a store
+some pages are written, read and deleted again: its reads are timed with the page cache warm, like
+those of pages that a run wrote itself.
 """
 
 import secrets
@@ -96,13 +98,13 @@ def measure(
   timing = _Timing(executor, page_size)
   room = min(device_pages * page_size, context_tokens)
   executor.register(_REQUEST_ID, SamplingParams(), np.zeros(4 * _REPEATS, np.int32))
+  pages = min((room - 1) // page_size, host_pages)  # and one behind them, to compute
   try:
     costs = timing.compute(min(chunk_tokens, room), room)
+    if pages:
+      costs |= timing.loads(pages)
   finally:
     executor.release(_REQUEST_ID)
-  pages = min(_pages(room, page_size), device_pages, host_pages)
-  if pages:
-    costs |= timing.loads(pages)
   if store is not None and host_pages:
     costs |= timing.reads(min(_pages(read_tokens, page_size), host_pages), store)
   return Costs(**costs)
@@ -119,6 +121,7 @@ class _Timing:
     self._executor = executor
     self._page_size = page_size
     self._ids = 0
+    self._events: list[Event] = []  # seen, not asked for yet
 
   def compute(self, chunk: int, room: int) -> dict[str, float]:
     """A chunk without and with a context before it, and a decode step, in `room` tokens."""
@@ -151,17 +154,28 @@ class _Timing:
     }
 
   def loads(self, pages: int) -> dict[str, float]:
-    """Loads of `pages` and of a quarter: back ends may move long lists in calls of equal size."""
+    """Loads of `pages` and of a quarter: back ends may move long lists in calls of equal size.
+
+    The position behind them is computed, which needs a page more.
+    """
+    page = self._page_size
 
     def load_s(count: int) -> float:
-      slots = np.arange(count, dtype=np.int32)
-      work = LoadWork(
-        transfer_id=self._next_id(), request_id=_REQUEST_ID, node_ids=(), host_slots=slots,
-        device_slots=slots, tokens=count * self._page_size,
+      slots = np.arange(count + 1, dtype=np.int32)
+      load = LoadWork(
+        transfer_id=self._next_id(), request_id=_REQUEST_ID, node_ids=(), host_slots=slots[:-1],
+        device_slots=slots[:-1], tokens=count * page,
+      )  # fmt: skip
+      behind = PrefillWork(
+        request_id=_REQUEST_ID, token_ids=np.zeros(1, np.int32), start=count * page,
+        page_table=slots, samples=False, waits_for=(load.transfer_id,),
       )  # fmt: skip
       began_s = self._executor.now_s()
-      self._executor.launch(StepWork(step_id=self._next_id(), loads=(work,)))
-      return self._until(LoadDone).at_s - began_s
+      work = StepWork(step_id=self._next_id(), loads=(load,), prefills=(behind,))
+      self._executor.launch(work)
+      loaded = self._until(LoadDone)
+      self._until(StepDone)
+      return loaded.at_s - began_s
 
     some = -(-pages // 4)
     some_s, all_s = _median(lambda: load_s(some)), _median(lambda: load_s(pages))
@@ -212,11 +226,13 @@ class _Timing:
     return self._until(StepDone)
 
   def _until[E: Event](self, kind: type[E]) -> E:
-    """Waits for the one event of a kind; what comes before it is of no interest."""
+    """Waits for the one event of a kind; events of other kinds are left for later calls."""
     while True:
-      for event in self._executor.wait(None):
+      for event in self._events:
         if isinstance(event, kind):
+          self._events.remove(event)
           return event
+      self._events += self._executor.wait(None)
 
   def _next_id(self) -> int:
     self._ids -= 1  # below those of a run

@@ -182,7 +182,7 @@ def test_other_back_ends_load_at_the_rate_measured_before_serving(two_systems, t
   argv = (f"--run={copy}", "--system=strata@16", "--rate=40")
   summary = run(tmp_path / "on", *argv)
   key = "load.memcpy_async@65536"
-  source = f"isolated loads of 2 commands of {copy} before serving, hicache_paper@32"
+  source = f"timed loads of 2 commands of {copy} before serving, hicache_paper@32"
   assert summary["fitted"][key]["value"] == pytest.approx(15.0)
   assert summary["fitted"][key]["source"] == source
   assert f"taken {key}: 15.0 GB/s, {source}" in capsys.readouterr().err

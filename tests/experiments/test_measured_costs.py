@@ -89,7 +89,8 @@ def test_loads_in_calls_of_equal_size_cost_what_the_calls_cost(model):
     Calls(CostTimeline(model)), page_size=PAGE_SIZE, device_pages=4096, host_pages=4096,
     chunk_tokens=4096, context_tokens=32768, read_tokens=1024,
   )  # fmt: skip
-  assert costs.load_s_per_token == pytest.approx(0.01 / (128 * PAGE_SIZE))
+  # One page less than 16 calls: the last page computes what waits.
+  assert costs.load_s_per_token == pytest.approx(0.01 / (128 * PAGE_SIZE), rel=1e-3)
   assert costs.load_latency_s == pytest.approx(0.0, abs=1e-9)
 
 
@@ -107,8 +108,10 @@ def test_pools_of_one_page(model):
   costs, store = measure(model, device_pages=1, host_pages=1)
   assert costs.compute_s_per_token > 0.0
   assert costs.compute_s_per_token_context == 0.0
-  assert costs.load_s_per_token > 0.0
+  assert costs.load_s_per_token == 0.0  # there is no room for what waits for it
   assert len(store.deleted) == 1
+  costs, _ = measure(model, device_pages=2, host_pages=1)
+  assert costs.load_s_per_token > 0.0
 
 
 TINY = [

@@ -1,22 +1,20 @@
 """Rates of the loads of other systems of a run, from what its machine did before it served.
 
 A fit sees the steps of one system. Of the others a run tells one thing without any of their steps:
-what its loads took in isolation, once the executor of a back end was warm
-(`experiments.measured_costs`): loads of one page and of 1,024 tokens, nothing else running, five
-times each; the difference of their medians a token, so that the latency is apart and not taken.
+what its loads took once the executor of a back end was warm (`experiments.measured_costs`), those
+of a whole context and of a quarter, each with a short prefill that waits for it and nothing else,
+five times; the difference of their medians a token, so that the latency is apart and not taken.
 
-Such a load is launched without compute, in one piece. That stands for serving where the same bytes
-are copied in the same way when a prefill waits for them:
+That stands for serving where the same bytes are copied in the same way:
 
 - `kernel`: the same fragments by the same kernel. `memcpy_async`: the same copies, K and V of a
-  page and layer apart. `device_put`, and `copy_engine` where compute waits for the whole load:
-  whole pages either way.
-- not `copy_engine` layer by layer, by which runs also serve `memcpy_batch`: alone it moves whole
-  pages, for a prefill their fragments.
-- not `auto`: what it takes alone is not what it takes beside compute.
+  page and layer apart. `memcpy_batch` layer by layer: the same lists of fragments. `device_put`,
+  and `copy_engine` where compute waits for the whole load: whole pages.
+- not `copy_engine` layer by layer: it copies fragments, its table holds whole pages; and the other
+  way round for `memcpy_batch` where compute waits for the whole load.
+- not `auto`: parked loads come in another way than those that a prefill waits for.
 
-What compute beside a load does to its rate, and how a long load compares with one of 1,024 tokens,
-is not in it.
+What decode steps beside a parked load do to its rate is not in it.
 """
 
 import dataclasses
@@ -33,8 +31,8 @@ from strata_jax.profile import Profile
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class IsolatedLoads:
-  """What loads of one system took in isolation."""
+class TimedLoads:
+  """What loads of one system took before a run served."""
 
   label: str  # of the system
   io: IoConfig
@@ -42,8 +40,8 @@ class IsolatedLoads:
   served_by: str | None = None  # the back end that the run really had; none: it does not say
 
 
-def with_isolated(
-  found: Calibration, fitted_io: IoConfig, isolated: Sequence[IsolatedLoads], source: str
+def with_timed(
+  found: Calibration, fitted_io: IoConfig, timed: Sequence[TimedLoads], source: str
 ) -> Calibration:
   """The calibration with a point in the link's tables for each back end and size of other systems.
 
@@ -53,7 +51,7 @@ def with_isolated(
   Args:
     found: of the steps of one system.
     fitted_io: how that system moved pages.
-    isolated: of the run's systems; those without loads are passed over.
+    timed: of the run's systems; those without loads are passed over.
     source: names the run.
 
   Returns:
@@ -62,15 +60,15 @@ def with_isolated(
   """
   profile, fitted, kept = found.profile, dict(found.fitted), dict(found.kept)
   own = calibration_points.load_points(fitted_io, profile)
-  by_point: dict[Point, list[IsolatedLoads]] = {}
-  for one in isolated:
+  by_point: dict[Point, list[TimedLoads]] = {}
+  for one in timed:
     points = calibration_points.load_points(one.io, profile)
     if points and points != own and not one.io.load_is_free:
       by_point.setdefault(points[0], []).append(one)
   for point, systems in by_point.items():
     key, labels = f"{point.key}@{point.size_bytes:g}", " and ".join(s.label for s in systems)
     if point in own:
-      kept[key] = f"isolated loads of {labels} not taken: the loads of the fitted steps tell it"
+      kept[key] = f"timed loads of {labels} not taken: the loads of the fitted steps tell it"
       continue
     reasons = [f"{one.label} {why}" for one in systems if (why := _why_not(one))]
     told = {value for one in systems if not _why_not(one) for value in one.load_s_per_token.items()}
@@ -84,30 +82,32 @@ def with_isolated(
     load = calibration_points.with_point(profile.load, point, gbps)
     changed = dataclasses.replace(profile, load=load)
     if not math.isclose(_rate(changed, fitted_io), _rate(profile, fitted_io), rel_tol=1e-9):
-      kept[key] = f"isolated loads of {labels} not taken: the fitted system's rate would change"
+      kept[key] = f"timed loads of {labels} not taken: the fitted system's rate would change"
       continue
     used = " and ".join(one.label for one in systems if not _why_not(one))
     commands = len({command for command, _ in told})
     profile, fitted[key] = changed, Fitted(
       value=gbps, steps=0, size_bytes=point.size_bytes,
-      source=f"isolated loads of {commands} command{'s' * (commands > 1)} of {source} before "
+      source=f"timed loads of {commands} command{'s' * (commands > 1)} of {source} before "
       f"serving, {used}",
     )  # fmt: skip
   return dataclasses.replace(found, profile=profile, fitted=fitted, kept=kept)
 
 
-def _why_not(one: IsolatedLoads) -> str | None:
-  """Why loads in isolation do not tell the rate of those that serve."""
+def _why_not(one: TimedLoads) -> str | None:
+  """Why loads before serving do not tell the rate of those that serve."""
   io = one.io
   usual = "copy_engine" if io.load_backend == "memcpy_batch" else io.load_backend
   if not one.load_s_per_token:
     return "has no measured costs of loads"
   if io.load_backend == "auto":
-    return "chooses by itself how it loads, in isolation not as beside compute"
+    return "loads for a prefill in another way than parked"
   if one.served_by not in (None, usual):
     return f"was served by {one.served_by}"
-  if usual == "copy_engine" and (io.overlap == "layer" or io.load_backend == "memcpy_batch"):
-    return "loads whole pages in isolation, fragments for a prefill"
+  if io.load_backend == "copy_engine" and io.overlap == "layer":
+    return "copies fragments, the table holds whole pages"
+  if io.load_backend == "memcpy_batch" and io.overlap != "layer":
+    return "copies whole pages, the table holds fragments"
   return None
 
 
