@@ -85,10 +85,10 @@ def plan_reads(
   Returns:
     For `paged_attention` with the same arguments; None: this implementation works nothing out.
   """
-  if implementation != "hopper" or chunk > 1:
+  if implementation != "hopper":
     return None
   return hopper.plan_reads(
-    page_table, starts, lengths, heads=heads, kv_heads=kv_heads, page_size=page_size
+    page_table, starts, lengths, chunk=chunk, heads=heads, kv_heads=kv_heads, page_size=page_size
   )
 
 

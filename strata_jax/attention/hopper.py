@@ -1,4 +1,4 @@
-"""Attention on a Hopper GPU: decode by this project's kernel, everything else by cuDNN.
+"""Attention on a Hopper GPU: decode and short chunks by this project's kernels, the rest by cuDNN.
 
 cuDNN's kernel for single tokens takes as long for a padded row of a batch as for a valid one, and
 for a short context as for the longest. The kernel takes the time of what is there: 5 rows of 20,000
@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from strata_jax.attention import cudnn, merge
+from strata_jax.pallas_kernels.chunk_attention import api as chunk_attention
 from strata_jax.pallas_kernels.decode_attention import api as decode_attention
 from strata_jax.pallas_kernels.decode_attention import tiles
 
-Plan = decode_attention.Plan
+Plan = decode_attention.Plan | chunk_attention.Plan
+_SHORT_CHUNK = 64  # tokens; more of them are bound by products, which cuDNN does as well
 
 
 def supports(heads: int, pool: jax.ShapeDtypeStruct) -> bool:
@@ -32,14 +34,19 @@ def plan_reads(
   starts: jax.Array,
   lengths: jax.Array,
   *,
+  chunk: int,
   heads: int,
   kv_heads: int,
   page_size: int,
-) -> Plan:
-  """What `paged_attention` takes as `plan`, for chunks of one token that are written."""
-  return decode_attention.make_plan(
-    page_table, _tokens(starts + 1, lengths), heads=heads, kv_heads=kv_heads, page_size=page_size
-  )
+) -> Plan | None:
+  """What `paged_attention` takes as `plan`, for chunks that are written; None: it takes none."""
+  if chunk == 1:
+    return decode_attention.make_plan(
+      page_table, _tokens(starts + 1, lengths), heads=heads, kv_heads=kv_heads, page_size=page_size
+    )
+  if chunk > _SHORT_CHUNK or not chunk_attention.takes_pages(page_size):
+    return None
+  return chunk_attention.make_plan(starts, lengths, kv_heads=kv_heads, page_size=page_size)
 
 
 def paged_attention(
@@ -54,13 +61,19 @@ def paged_attention(
   plan: Plan | None = None,
   written: bool = True,
 ) -> jax.Array:
-  """See `api.paged_attention`; like `cudnn.paged_attention`, which takes the chunks.
+  """See `api.paged_attention`; like `cudnn.paged_attention`, which takes the other chunks.
 
   Raises:
-    ValueError: what either of them does not take.
+    ValueError: what the one does not take which they are for, or a plan of another kind of chunk.
   """
   if q.shape[1] > 1:
+    if written and q.shape[1] <= _SHORT_CHUNK and chunk_attention.supports(q, pool):
+      if isinstance(plan, decode_attention.Plan):
+        raise ValueError("plan: expected one of chunks, got one of single tokens")
+      return chunk_attention.chunk_attention(q, pool, page_table, starts, lengths, plan=plan)
     return cudnn.paged_attention(q, k, v, pool, page_table, starts, lengths, written=written)
+  if isinstance(plan, chunk_attention.Plan):
+    raise ValueError("plan: expected one of single tokens, got one of chunks")
   tokens = _tokens(starts + 1 if written else starts, lengths)
   out, lse = decode_attention.decode_attention(
     q, pool, page_table, tokens, plan=plan if written else None

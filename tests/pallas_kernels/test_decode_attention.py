@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from strata_jax.executors import streams
+from strata_jax.pallas_kernels import lowered_once
 from strata_jax.pallas_kernels.decode_attention import (
   api,
   bench,
@@ -400,7 +401,7 @@ def test_with_a_plan_it_is_lowered_once_for_all_programs(monkeypatch):
   monkeypatch.setattr(
     mosaic_gpu, "attend", lambda *args, **how: lowered.append(0) or attend(*args, **how)
   )
-  api._lowered.cache_clear()
+  lowered_once._exported.cache_clear()
   spec = ARG_SPECS["llama3.1-8b-tp1-page32-batch7"]
   q, pool, table, tokens = _shapes(spec)
   sizes = {"heads": q.shape[-2], "kv_heads": pool.shape[3], "page_size": pool.shape[2]}
@@ -427,9 +428,9 @@ def test_kernels_that_are_lowered_once_are_those_of_other_programs(monkeypatch):
     modules = re.findall(r' module = "((?:[^"\\]|\\.)*)"', text)
     return [re.sub(r"attention_\d+", "", module) for module in modules]  # they are numbered
 
-  api._lowered.cache_clear()
+  lowered_once._exported.cache_clear()
   once = kernels()
-  monkeypatch.setattr(api, "_attend_lowered", api._attend)
+  monkeypatch.setattr(lowered_once, "call", lambda function, *args, **how: function(*args, **how))
   assert len(once) == 2
   assert once == kernels()
 

@@ -1,16 +1,13 @@
 """The public call of decode attention; pure and traceable, on a stream of its own too."""
 
-import contextlib
 import dataclasses
-import functools
-from collections.abc import Generator
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import export
 
 from strata_jax import validation
+from strata_jax.pallas_kernels import lowered_once
 from strata_jax.pallas_kernels.decode_attention import (
   merge,
   mosaic_gpu,
@@ -155,7 +152,7 @@ def decode_attention(
       out, lse = _attend(q, pool, page_table, plan, config)
     else:
       _check_plan(plan, q, config)
-      out, lse = _attend_lowered(q, pool, page_table, plan, config)
+      out, lse = lowered_once.call(_attend, q, pool, page_table, plan, config=config)
   return out.astype(q.dtype).reshape(shape), lse.reshape(shape[:-1])
 
 
@@ -184,42 +181,6 @@ def _attend(
   )
   how = mosaic_merge if config.merge_kernel else merge
   return how.merge_items(out, lse, *plan, heads=q.shape[1], dtype=q.dtype)
-
-
-def _attend_lowered(
-  q: jax.Array, pool: jax.Array, page_table: jax.Array, plan: Plan, config: DecodeAttentionConfig
-) -> tuple[jax.Array, jax.Array]:
-  """`_attend`, lowered at the first call for these shapes."""
-  leaves, tree = jax.tree.flatten((q, pool, page_table, plan))
-  shapes = tuple((leaf.shape, leaf.dtype.name) for leaf in leaves)
-  out, lse = _lowered(shapes, tree, config).call(q, pool, page_table, plan)
-  return out, lse
-
-
-@functools.cache
-def _lowered(
-  shapes: tuple[tuple[tuple[int, ...], str], ...],
-  tree: jax.tree_util.PyTreeDef,
-  config: DecodeAttentionConfig,
-) -> export.Exported:
-  """`_attend` for a GPU; `shapes` and dtypes are of the leaves of all its arrays."""
-  arguments = tree.unflatten([jax.ShapeDtypeStruct(*shape) for shape in shapes])
-  attend = jax.jit(functools.partial(_attend, config=config))
-  kernels = export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")  # nothing is kept in a file
-  with _newest_form():
-    return export.export(attend, platforms=["cuda"], disabled_checks=[kernels])(*arguments)
-
-
-@contextlib.contextmanager
-def _newest_form() -> Generator[None]:
-  """Kernels are exported as they are lowered elsewhere, not in a form for older releases too."""
-  name = "jax_export_ignore_forward_compatibility"
-  before = getattr(jax.config, name)
-  jax.config.update(name, True)
-  try:
-    yield
-  finally:
-    jax.config.update(name, before)
 
 
 def _width(heads: int, rows: int, config: DecodeAttentionConfig) -> int:

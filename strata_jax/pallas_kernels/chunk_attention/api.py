@@ -1,0 +1,242 @@
+"""The public call of chunk attention; pure and traceable."""
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from strata_jax import validation
+from strata_jax.pallas_kernels import lowered_once
+from strata_jax.pallas_kernels.chunk_attention import mosaic_gpu, reference
+from strata_jax.pallas_kernels.decode_attention import merge, tiles, work_line
+
+Implementation = Literal["mosaic_gpu", "reference"]
+_SHARED_MEMORY_BYTES = 226 << 10  # of a thread block on Hopper, less what the compiler takes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChunkAttentionConfig:
+  """How the kernel runs.
+
+  Attributes:
+    blocks: thread blocks that share the work, those of all KV heads together; one an SM of an H100
+      or H200. Chunks whose queries do not fit into a thread block have as many again.
+    warpgroups: that multiply in a thread block, 64 queries of a KV head each.
+    tile_tokens: of K, and as many of V, that are read in a step: 64 or 128.
+    stages: tiles in flight or at hand.
+    part_factor: how many times as many blocks may share a row as if all rows were valid. Up to
+      that part of padding the device stays full.
+  """
+
+  blocks: int = 132
+  warpgroups: int = 3
+  tile_tokens: int = 64
+  stages: int = 4
+  part_factor: int = 2
+
+  def __post_init__(self) -> None:
+    validation.check_int(self, "blocks", minimum=1, maximum=4096)
+    validation.check_int(self, "warpgroups", minimum=1, maximum=3)
+    validation.check_choice(self, "tile_tokens", (64, 128))
+    validation.check_int(self, "stages", minimum=1, maximum=16)
+    validation.check_int(self, "part_factor", minimum=1, maximum=4096)
+
+
+class Plan(NamedTuple):
+  """Who reads what, the same in all layers."""
+
+  line: work_line.WorkLine
+
+
+def make_plan(
+  starts: jax.Array,
+  lengths: jax.Array,
+  *,
+  kv_heads: int,
+  page_size: int,
+  config: ChunkAttentionConfig | None = None,
+) -> Plan:
+  """The plan that `chunk_attention` makes of these arguments if it gets none.
+
+  Args:
+    starts: int32 [B].
+    lengths: int32 [B].
+    kv_heads: of the pool.
+    page_size: of the pool, likewise.
+    config: how the kernel runs.
+
+  Raises:
+    ValueError: pages that the kernel does not take.
+  """
+  config = config or ChunkAttentionConfig()
+  if problem := _page_problem(page_size, config):
+    raise ValueError(f"chunk attention: {problem}")
+  tokens = jnp.where(lengths > 0, starts + lengths, 0)
+  blocks, batch = _blocks(kv_heads, config), len(starts)
+  line = work_line.make_line(
+    tokens, work_line.no_groups(batch), width=1, tile=_tile(page_size, config), blocks=blocks,
+    most_parts=tiles.most_parts(batch, blocks, config.part_factor),
+  )  # fmt: skip
+  return Plan(line)
+
+
+def chunk_attention(
+  q: jax.Array,
+  pool: jax.Array,
+  page_table: jax.Array,
+  starts: jax.Array,
+  lengths: jax.Array,
+  *,
+  plan: Plan | None = None,
+  implementation: Implementation = "mosaic_gpu",
+  config: ChunkAttentionConfig | None = None,
+) -> jax.Array:
+  """Causal attention of a chunk of new tokens a row over the tokens before it and itself.
+
+  The KV of a row is read once, by thread blocks that share the rows of any length evenly; the
+  queries of padding cost nothing where they fill a product of 64, rows of padding nothing at all.
+
+  Args:
+    q: bfloat16 [B, T, heads, D].
+    pool: bfloat16 [pages, 2, page_size, kv_heads, D]; K of a page at [p, 0], V at [p, 1]. The KV
+      of the chunks is in it.
+    page_table: int32 [B, N]; entries beyond the pages of a row's tokens are never read.
+    starts: int32 [B], tokens before the chunks.
+    lengths: int32 [B], valid tokens of the chunks; 0 is a padded row.
+    plan: of `make_plan` for the same arguments and config, if there is one already. With one the
+      kernel is lowered once for all programs, which takes half a second, and called; no call may
+      stand in a region with a stream of its own. The reference needs none.
+    implementation: the kernel, or plain jnp.
+    config: how the kernel runs.
+
+  Returns:
+    Of the dtype and shape of q, 0 from `lengths` on.
+
+  Raises:
+    ValueError: shapes that do not fit together, or that the kernel does not take (`supports`); a
+      plan for others.
+  """
+  config = config or ChunkAttentionConfig()
+  _check(q, pool, page_table, starts, lengths)
+  if implementation == "reference":
+    return reference.attend(q, pool, page_table, starts, lengths).astype(q.dtype)
+  if problem := _problem(q, pool, config):
+    raise ValueError(f"chunk attention: {problem}")
+  operands = q, pool, page_table, starts, lengths
+  if plan is not None:
+    _check_plan(plan, q, pool, config)
+    return lowered_once.call(_attend, *operands, plan, config=config)
+  _, _, page_size, kv_heads, _ = pool.shape
+  plan = make_plan(starts, lengths, kv_heads=kv_heads, page_size=page_size, config=config)
+  return _attend(*operands, plan, config=config)
+
+
+def supports(
+  q: jax.Array | jax.ShapeDtypeStruct,
+  pool: jax.Array | jax.ShapeDtypeStruct,
+  config: ChunkAttentionConfig | None = None,
+) -> bool:
+  """Whether the kernel takes these shapes and dtypes, which must fit together."""
+  return not _problem(q, pool, config or ChunkAttentionConfig())
+
+
+def takes_pages(page_size: int, config: ChunkAttentionConfig | None = None) -> bool:
+  """Whether the kernel takes pages of so many tokens."""
+  return not _page_problem(page_size, config or ChunkAttentionConfig())
+
+
+def _attend(
+  q: jax.Array,
+  pool: jax.Array,
+  page_table: jax.Array,
+  starts: jax.Array,
+  lengths: jax.Array,
+  plan: Plan,
+  *,
+  config: ChunkAttentionConfig,
+) -> jax.Array:
+  (batch, chunk, heads, head_dim), (_, _, page_size, kv_heads, _) = q.shape, pool.shape
+  group = heads // kv_heads
+  valid = chunk * group  # queries of a KV head, padding of the chunk included
+  rows = -(-valid // tiles.QUERY_ROWS) * tiles.QUERY_ROWS
+  grouped = q.reshape(batch, chunk, kv_heads, group, head_dim).swapaxes(1, 2)
+  grouped = grouped.reshape(batch, kv_heads, valid, head_dim)
+  grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, rows - valid), (0, 0)))
+  out, lse = mosaic_gpu.attend(
+    grouped, pool, page_table, starts, lengths, plan.line, group=group,
+    tile=_tile(page_size, config), warpgroups=_warpgroups(rows, config), stages=config.stages,
+    most_parts=tiles.most_parts(batch, _blocks(kv_heads, config), config.part_factor),
+  )  # fmt: skip
+  parts = out.shape[1]
+  out = out[:, :, :, :valid].reshape(batch, parts, kv_heads * valid, head_dim)
+  lse = lse[:, :, :, :valid].reshape(batch, parts, kv_heads * valid)
+  merged, _ = merge.merge_parts(out, lse, plan.line.parts)
+  merged = merged.reshape(batch, kv_heads, chunk, group, head_dim).swapaxes(1, 2)
+  is_token = (jnp.arange(chunk) < lengths[:, None])[..., None, None]
+  return jnp.where(is_token, merged.reshape(q.shape), 0).astype(q.dtype)
+
+
+def _tile(page_size: int, config: ChunkAttentionConfig) -> tiles.Tile:
+  """Of one KV head."""
+  return tiles.Tile(rows=config.tile_tokens, kv_heads=1, page_rows=page_size)
+
+
+def _blocks(kv_heads: int, config: ChunkAttentionConfig) -> int:
+  """Of one KV head."""
+  return max(1, config.blocks // kv_heads)
+
+
+def _warpgroups(rows: int, config: ChunkAttentionConfig) -> int:
+  return min(config.warpgroups, rows // tiles.QUERY_ROWS)
+
+
+def _problem(q, pool, config: ChunkAttentionConfig) -> str:
+  """What the kernel does not take, or nothing."""
+  for name, array in (("q", q), ("pool", pool)):
+    if array.dtype != jnp.bfloat16:
+      return f"{name}: expected bfloat16, got {array.dtype}"
+  head_dim = q.shape[-1]
+  if head_dim not in (64, 128):
+    return f"head_dim: expected 64 or 128, got {head_dim}"
+  if problem := _page_problem(pool.shape[2], config):
+    return problem
+  wanted_bytes = config.warpgroups * tiles.QUERY_ROWS + 2 * config.stages * config.tile_tokens
+  wanted_bytes *= head_dim * 2
+  if wanted_bytes > _SHARED_MEMORY_BYTES:
+    return (
+      f"stages: expected at most {_SHARED_MEMORY_BYTES} bytes of shared memory, got {wanted_bytes} "
+      f"for {config.stages} stages and {config.warpgroups} warpgroups"
+    )
+  return ""
+
+
+def _page_problem(page_size: int, config: ChunkAttentionConfig) -> str:
+  tokens = config.tile_tokens
+  if page_size % 8 or (tokens % page_size and page_size % tokens):
+    return f"page_size: expected 8, 16, 32 or a multiple of {tokens}, got {page_size}"
+  return ""
+
+
+def _check(q, pool, page_table, starts, lengths) -> None:
+  if q.ndim != 4:
+    raise ValueError(f"q: expected [B, T, heads, D], got {q.shape}")
+  if pool.ndim != 5 or pool.shape[1] != 2 or pool.shape[-1] != q.shape[-1]:
+    raise ValueError(
+      f"pool: expected [pages, 2, page_size, kv_heads, {q.shape[-1]}], got {pool.shape}"
+    )
+  if q.shape[2] % pool.shape[3]:
+    raise ValueError(f"heads: expected a multiple of {pool.shape[3]}, got {q.shape[2]}")
+  batch = q.shape[0]
+  if page_table.ndim != 2 or {len(page_table), *starts.shape, *lengths.shape} != {batch}:
+    raise ValueError(
+      f"page_table, starts and lengths: expected [{batch}, N], [{batch}] and [{batch}], got "
+      f"{page_table.shape}, {starts.shape} and {lengths.shape}"
+    )
+
+
+def _check_plan(plan: Plan, q, pool, config: ChunkAttentionConfig) -> None:
+  expected = q.shape[0], _blocks(pool.shape[3], config)
+  got = len(plan.line.starts), len(plan.line.first_items)
+  if got != expected:
+    raise ValueError(f"plan: expected (rows, blocks of a KV head) of {expected}, got {got}")

@@ -1,0 +1,53 @@
+"""Calls of functions with kernels that are lowered once for all programs which have them.
+
+Lowering a Mosaic kernel takes half a second, in every program and again for every place in it.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Generator, Hashable
+from typing import Any
+
+import jax
+from jax import export
+
+_KERNEL = export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")  # nothing is kept in a file
+
+
+def call(function: Callable[..., Any], *args: Any, **static: Hashable) -> Any:
+  """`function(*args, **static)` for a GPU, traced and lowered at the first call for these shapes.
+
+  Args:
+    function: of arrays and what is static; one that lives as long as the process.
+    args: trees of arrays; a call may not stand in a region with a stream of its own.
+    static: keyword arguments.
+  """
+  leaves, tree = jax.tree.flatten(args)
+  shapes = tuple((leaf.shape, leaf.dtype.name) for leaf in leaves)
+  return _exported(function, shapes, tree, tuple(sorted(static.items()))).call(*args)
+
+
+@functools.cache
+def _exported(
+  function: Callable[..., Any],
+  shapes: tuple[tuple[tuple[int, ...], str], ...],
+  tree: jax.tree_util.PyTreeDef,
+  static: tuple[tuple[str, Hashable], ...],
+) -> export.Exported:
+  """`shapes` and dtypes are of the leaves of all its arrays."""
+  arguments = tree.unflatten([jax.ShapeDtypeStruct(*shape) for shape in shapes])
+  jitted = jax.jit(functools.partial(function, **dict(static)))
+  with _newest_form():
+    return export.export(jitted, platforms=["cuda"], disabled_checks=[_KERNEL])(*arguments)
+
+
+@contextlib.contextmanager
+def _newest_form() -> Generator[None]:
+  """Kernels are exported as they are lowered elsewhere, not in a form for older releases too."""
+  name = "jax_export_ignore_forward_compatibility"
+  before = getattr(jax.config, name)
+  jax.config.update(name, True)
+  try:
+    yield
+  finally:
+    jax.config.update(name, before)
