@@ -21,8 +21,9 @@ class ChunkAttentionConfig:
 
   Attributes:
     blocks: thread blocks that share the work, those of all KV heads together; one an SM of an H100
-      or H200. Chunks whose queries do not fit into a thread block have as many again.
-    warpgroups: that multiply in a thread block, 64 queries of a KV head each.
+      or H200.
+    warpgroups: that multiply in a thread block, 64 queries of a KV head each. Where a chunk has
+      more valid ones, the KV is read once more for the rest.
     tile_tokens: of K, and as many of V, that are read in a step: 64 or 128.
     stages: tiles in flight or at hand.
     part_factor: how many times as many blocks may share a row as if all rows were valid. Up to
@@ -94,8 +95,8 @@ def chunk_attention(
 ) -> jax.Array:
   """Causal attention of a chunk of new tokens a row over the tokens before it and itself.
 
-  The KV of a row is read once, by thread blocks that share the rows of any length evenly; the
-  queries of padding cost nothing where they fill a product of 64, rows of padding nothing at all.
+  The KV of a row is read once for 64 queries of each warpgroup, by thread blocks that share the
+  rows of any length evenly; products and rows of nothing but padding cost nothing.
 
   Args:
     q: bfloat16 [B, T, heads, D].

@@ -9,6 +9,7 @@ shared by several thread blocks, whose partial results are merged (Flash-Decodin
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +74,6 @@ def attend(
     out, lse, q_smem, k_smem, v_smem, *barriers = refs[len(line) :]
     q_ready, q_free, k_ready, k_free, v_ready, v_free, cleared, *staged = barriers
     head, worker = lax.axis_index("head"), lax.axis_index("block")
-    first_row = lax.axis_index("rows") * block_rows
     warpgroup = lax.axis_index("warpgroup")
     share = line.share[0]
     mine = worker * share  # the first tile of this block; `share` of them are its own
@@ -82,34 +82,33 @@ def attend(
       """Calls it for what this block does of each row; returns the number of parts and tiles."""
 
       def visit(row, done):
-        visits, steps_done = done
-        start = line.starts[row]
+        start, count = line.starts[row], tile.count(line.tokens[row])
         begin = lax.max(mine - start, jnp.int32(0))
-        end = lax.min(mine + share - start, tile.count(line.tokens[row]))
-        valid_rows = lengths[row] * group - first_row
-        some = (begin < end) & (valid_rows > 0)
-        steps = lax.select(some, end - begin, jnp.int32(0))
+        steps = lax.max(lax.min(mine + share - start, count) - begin, jnp.int32(0))
+        part = worker - lax.div(start, share)
+        queries = lengths[row] * group  # those of a token stand together: padding is at the end
+        turns = lax.select(steps > 0, tiles.ceil_div(queries, block_rows), jnp.int32(0))
 
-        @pl.when(some)
-        def _():
-          part = worker - lax.div(start, share)
-          do_part(row, part, begin, steps, valid_rows, visits, steps_done)
+        def take_turn(turn, done):
+          first_query = turn * block_rows
+          do_part(row, part, begin, steps, first_query, queries - first_query, *done)
+          return done[0] + 1, done[1] + steps
 
-        return visits + some.astype(jnp.int32), steps_done + steps
+        return lax.fori_loop(0, turns, take_turn, done)
 
       nothing = jnp.int32(0), jnp.int32(0)
       return lax.fori_loop(line.first_items[worker], line.end_items[worker], visit, nothing)
 
-    def load_part(row, part, begin, steps, valid_rows, visits, steps_done):
+    def load_part(row, part, begin, steps, first_query, valid, visits, steps_done):
       del part
       last_page = lax.div(line.tokens[row] - 1, jnp.int32(tile.page_tokens))
 
       pl.when(visits > 0)(lambda: plgpu.barrier_wait(q_free))
       for number in range(warpgroups):
 
-        @pl.when(number * _ROWS < valid_rows)
+        @pl.when(number * _ROWS < valid)
         def _(number=number):
-          source = q.at[row, head, pl.ds(first_row + number * _ROWS, _ROWS)]
+          source = q.at[row, head, pl.ds(first_query + number * _ROWS, _ROWS)]
           plgpu.copy_gmem_to_smem(source, q_smem.at[number], q_ready.at[number])
 
       def fetch(step, _):
@@ -136,7 +135,7 @@ def attend(
 
       lax.fori_loop(0, steps, fetch, None)
 
-    def attend_part(row, part, begin, steps, valid_rows, visits, steps_done):
+    def attend_part(row, part, begin, steps, first_query, valid, visits, steps_done):
       del visits
       start, length, row_tokens = starts[row], lengths[row], line.tokens[row]
       last_valid = row_tokens - begin * tile.tokens  # of the last tile's rows, those with a token
@@ -172,13 +171,17 @@ def attend(
           plgpu.barrier_wait(k_ready.at[slot])
           scores = _multiply(q_smem.at[warpgroup], k_smem.at[slot].transpose((1, 0)))
           plgpu.barrier_arrive(k_free.at[slot])
+          seen = None
           if masked:  # tokens of padding see what the last valid one does
-            token = lax.div(first_row + warpgroup * _ROWS + rows_axis, jnp.int32(group))
+            token = lax.div(first_query + warpgroup * _ROWS + rows_axis, jnp.int32(group))
             sees = start + lax.min(token, length - 1) - (begin + step) * tile.tokens
-            scores = jnp.where(keys_axis <= sees, scores, merge.NOTHING)
+            seen = keys_axis <= sees
+            scores = jnp.where(seen, scores, merge.NOTHING)
           higher = lax.max(high, scores.max(axis=1) * scale)
           fade = jnp.exp2(high - higher)
           weights = jnp.exp2(scores * scale - lax.broadcast_in_dim(higher, scores.shape, [0]))
+          if seen is not None:  # for a query without any, what rounds to 0 above may be anything
+            weights = jnp.where(seen, weights, 0.0)
           total = total * fade + weights.sum(axis=1)
           acc = acc * lax.broadcast_in_dim(fade, acc.shape, [0])
           weights = weights.astype(q.dtype)
@@ -207,9 +210,11 @@ def attend(
         acc, high, total = lax.fori_loop(
           whole, steps, lambda step, state: attend_tile(step, state, masked=True), state
         )
-        own = pl.ds(first_row + warpgroup * _ROWS, _ROWS)
-        out.at[row, part, head, own][...] = acc / lax.broadcast_in_dim(total, acc.shape, [0])
-        lse.at[row, part, head, own][...] = (high + jnp.log2(total)) * (1 / _LOG2_E)
+        own = pl.ds(first_query + warpgroup * _ROWS, _ROWS)
+        some = lax.max(total, jnp.float32(1e-30))  # the last tiles are beyond the first queries
+        out.at[row, part, head, own][...] = acc / lax.broadcast_in_dim(some, acc.shape, [0])
+        scores = (high + jnp.log2(some)) * (1 / _LOG2_E)
+        lse.at[row, part, head, own][...] = jnp.where(total > 0.0, scores, merge.NOTHING)
 
       def pass_by():
         """Without a valid query: takes part in what all wait for."""
@@ -225,7 +230,7 @@ def attend(
 
         lax.fori_loop(0, steps, pass_tile, None)
 
-      is_valid = warpgroup * _ROWS < valid_rows
+      is_valid = warpgroup * _ROWS < valid
       pl.when(is_valid)(multiply)
       pl.when(~is_valid)(pass_by)
       plgpu.barrier_arrive(q_free)
@@ -273,8 +278,8 @@ def attend(
       plgpu.Barrier(num_arrivals=warpgroups),
       *([plgpu.SMEM((warpgroups, _ROWS, tile.rows), q.dtype)] if interpret else []),
     ),
-    grid=(*line.first_items.shape, kv_heads, -(-rows // block_rows)),
-    grid_names=("block", "head", "rows"),
+    grid=(*line.first_items.shape, kv_heads),
+    grid_names=("block", "head"),
     num_threads=warpgroups + 1,
     thread_name="warpgroup",
     compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
@@ -291,5 +296,5 @@ def _multiply(left, right) -> jax.Array:
   return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
 
 
-def _add_product(acc: jax.Array, left: jax.Array, right) -> jax.Array:
+def _add_product(acc: jax.Array, left: jax.Array, right) -> Any:
   return pl.run_state(lambda acc: plgpu.wgmma(acc, left, right))(plgpu.ACC.init(acc))
