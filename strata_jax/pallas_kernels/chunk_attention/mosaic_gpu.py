@@ -111,17 +111,23 @@ def attend(
           source = q.at[row, head, pl.ds(first_query + number * _ROWS, _ROWS)]
           plgpu.copy_gmem_to_smem(source, q_smem.at[number], q_ready.at[number])
 
-      def fetch(step, _):
-        index, done = begin + step, steps_done + step
-        slot = lax.rem(done, jnp.int32(stages))
+      def look_up(step):
+        """The pages of a tile, and where in each it begins."""
+        index = begin + step
         if tile.tiles_a_page > 1:
           position = lax.div(index, jnp.int32(tile.tiles_a_page))
           offset = lax.rem(index, jnp.int32(tile.tiles_a_page)) * tile.rows
         else:
-          position, offset = index * tile.pages, 0
+          position, offset = index * tile.pages, jnp.int32(0)
         # A tile may reach beyond the last page. The mask hides what is read for it.
         positions = [lax.min(position + number, last_page) for number in range(tile.pages)]
-        pages = [table[row, position] for position in positions]
+        return [table[row, position] for position in positions], offset
+
+      def fetch(step, found):
+        pages, offset = found
+        following = look_up(step + 1)  # here, so that it is there when it is wanted
+        done = steps_done + step
+        slot = lax.rem(done, jnp.int32(stages))
         for kind, smem, ready, free in (
           (_KEYS, k_smem, k_ready, k_free),
           (_VALUES, v_smem, v_ready, v_free),
@@ -131,9 +137,9 @@ def attend(
             source = pool.at[2 * page + kind, pl.ds(offset, tile.copy_rows), head]
             target = smem.at[slot, pl.ds(number * tile.copy_rows, tile.copy_rows)]
             plgpu.copy_gmem_to_smem(source, target, ready.at[slot])
-        return _
+        return following
 
-      lax.fori_loop(0, steps, fetch, None)
+      lax.fori_loop(0, steps, fetch, look_up(0))
 
     def attend_part(row, part, begin, steps, first_query, valid, visits, steps_done):
       del visits
