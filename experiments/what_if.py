@@ -1,7 +1,7 @@
 """Serves the requests of a measured run again in the simulation, with other settings.
 
   python -m experiments.what_if --run=results/h200/throughput_22_contexts \\
-    --profile_folder=results/h200/calibration --systems=strata_auto --rate=305 --seeds=6 \\
+    --profile_folder=results/h200/calibration --systems=strata_auto --rate=476 --seeds=6 \\
     --vary=max_bypasses:8:32,order:fcfs:most_shared,joint_tokens:0:256
   python -m experiments.what_if --run=... --profile_folder=... --policy=mine.py:schedule
 

@@ -3,7 +3,8 @@
 cuDNN's kernel for single tokens takes as long for a padded row of a batch as for a valid one, and
 for a short context as for the longest. The kernel takes the time of what is there: 5 rows of 20,000
 tokens in a batch of 16 take 0.11 ms where cuDNN takes 0.31 (Llama-3.1-8B on an H200). What rows
-share it reads once for several of them.
+share it reads once for several of them. Four chunks of 33 tokens, padded to 64, behind 20,000 take
+0.14 ms instead of 0.19, three in a batch of four 0.11.
 """
 
 import jax

@@ -80,8 +80,18 @@ def kernel(
   config: api.ChunkAttentionConfig | None = None,
   implementation: api.Implementation = "mosaic_gpu",
 ) -> Attend:
-  """What to `measure` of this package."""
-  return lambda *args: api.chunk_attention(*args, implementation=implementation, config=config)
+  """What to `measure` of this package; a program makes its plan once for all calls."""
+
+  def attend(q, pool, page_table, starts, lengths):
+    _, _, page_size, kv_heads, _ = pool.shape
+    plan = None
+    if implementation != "reference":
+      plan = api.make_plan(starts, lengths, kv_heads=kv_heads, page_size=page_size, config=config)
+    return api.chunk_attention(
+      q, pool, page_table, starts, lengths, plan=plan, implementation=implementation, config=config
+    )
+
+  return attend
 
 
 def name_of(config: api.ChunkAttentionConfig) -> str:
