@@ -27,7 +27,7 @@ from strata_jax.pallas_kernels.decode_attention import (
   work_line,
 )
 from strata_jax.pallas_kernels.decode_attention.arg_specs import ARG_SPECS, DecodeArgs
-from tests.pallas_kernels import lowering, moves
+from tests.pallas_kernels import lowering, moves, random_pages
 
 INTERPRET = plgpu.InterpretGPUParams(detect_races=True)
 TOLERANCE = 2e-2  # bfloat16 weights of the values, values of about 1
@@ -37,29 +37,12 @@ slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
 
 
 def _batch(args: DecodeArgs, tokens, seed=0):
-  """Random operands; what no valid token has written is NaN, table entries beyond are garbage."""
-  rng = np.random.default_rng(seed)
+  """Random operands, see `pages_of`."""
   tokens = np.asarray(tokens, np.int32)
-  used = -(-tokens // args.page_size)
-  total = int(used.sum())
-  pages = total + 3
-  order = rng.permutation(pages).astype(np.int32)
-  table = rng.integers(-(2**31), 2**31, (len(tokens), max(used) + 2)).astype(np.int32)
-  pool = np.full(args.pool_shape(pages), np.nan, np.float32)
-  for row, count in enumerate(tokens):
-    own, order = order[: used[row]], order[used[row] :]
-    table[row, : used[row]] = own
-    shape = (2, used[row] * args.page_size, args.kv_heads, args.head_dim)
-    kv = rng.standard_normal(shape, np.float32)
-    kv[:, count:] = np.nan
-    pool[own] = kv.reshape(2, used[row], *args.pool_shape(0)[2:]).swapaxes(0, 1)
+  rng = np.random.default_rng(seed)
+  pool, table = random_pages.pages_of(args, tokens, rng)
   q = rng.standard_normal((len(tokens), *args.q_shape()[1:]), np.float32)
-  return (
-    jnp.asarray(q, jnp.bfloat16),
-    jnp.asarray(pool, jnp.bfloat16),
-    jnp.asarray(table),
-    jnp.asarray(tokens),
-  )
+  return jnp.asarray(q, jnp.bfloat16), pool, table, jnp.asarray(tokens)
 
 
 def _assert_close(got, want):

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 from strata_jax import validation
 from strata_jax.pallas_kernels import lowered_once
 from strata_jax.pallas_kernels.chunk_attention import mosaic_gpu, reference
-from strata_jax.pallas_kernels.decode_attention import merge, tiles, work_line
+from strata_jax.pallas_kernels.decode_attention import checks, merge, tiles, work_line
 
 Implementation = Literal["mosaic_gpu", "reference"]
-_SHARED_MEMORY_BYTES = 226 << 10  # of a thread block on Hopper, less what the compiler takes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -194,40 +193,27 @@ def _warpgroups(rows: int, config: ChunkAttentionConfig) -> int:
 
 def _problem(q, pool, config: ChunkAttentionConfig) -> str:
   """What the kernel does not take, or nothing."""
-  for name, array in (("q", q), ("pool", pool)):
-    if array.dtype != jnp.bfloat16:
-      return f"{name}: expected bfloat16, got {array.dtype}"
-  head_dim = q.shape[-1]
-  if head_dim not in (64, 128):
-    return f"head_dim: expected 64 or 128, got {head_dim}"
-  if problem := _page_problem(pool.shape[2], config):
+  if problem := checks.kind_problem(q, pool) or _page_problem(pool.shape[2], config):
     return problem
-  wanted_bytes = config.warpgroups * tiles.QUERY_ROWS + 2 * config.stages * config.tile_tokens
-  wanted_bytes *= head_dim * 2
-  if wanted_bytes > _SHARED_MEMORY_BYTES:
-    return (
-      f"stages: expected at most {_SHARED_MEMORY_BYTES} bytes of shared memory, got {wanted_bytes} "
-      f"for {config.stages} stages and {config.warpgroups} warpgroups"
-    )
-  return ""
+  wanted_rows = config.warpgroups * tiles.QUERY_ROWS + 2 * config.stages * config.tile_tokens
+  what = f"{config.stages} stages and {config.warpgroups} warpgroups"
+  return checks.memory_problem(wanted_rows, q.shape[-1], what)
 
 
 def _page_problem(page_size: int, config: ChunkAttentionConfig) -> str:
   tokens = config.tile_tokens
   if page_size % 8 or (tokens % page_size and page_size % tokens):
-    return f"page_size: expected 8, 16, 32 or a multiple of {tokens}, got {page_size}"
+    return (
+      f"page_size: expected a multiple of 8 that divides a tile of {tokens} tokens, or a multiple "
+      f"of that, got {page_size}"
+    )
   return ""
 
 
 def _check(q, pool, page_table, starts, lengths) -> None:
   if q.ndim != 4:
     raise ValueError(f"q: expected [B, T, heads, D], got {q.shape}")
-  if pool.ndim != 5 or pool.shape[1] != 2 or pool.shape[-1] != q.shape[-1]:
-    raise ValueError(
-      f"pool: expected [pages, 2, page_size, kv_heads, {q.shape[-1]}], got {pool.shape}"
-    )
-  if q.shape[2] % pool.shape[3]:
-    raise ValueError(f"heads: expected a multiple of {pool.shape[3]}, got {q.shape[2]}")
+  checks.check_fit(q, pool)
   batch = q.shape[0]
   if page_table.ndim != 2 or {len(page_table), *starts.shape, *lengths.shape} != {batch}:
     raise ValueError(

@@ -4,11 +4,11 @@ import dataclasses
 from typing import Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from strata_jax import validation
 from strata_jax.pallas_kernels import lowered_once
 from strata_jax.pallas_kernels.decode_attention import (
+  checks,
   merge,
   mosaic_gpu,
   mosaic_merge,
@@ -18,7 +18,6 @@ from strata_jax.pallas_kernels.decode_attention import (
 )
 
 Implementation = Literal["mosaic_gpu", "reference"]
-_SHARED_MEMORY_BYTES = 226 << 10  # of a thread block on Hopper, less what the compiler takes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,23 +191,16 @@ def _problem(q, pool, config: DecodeAttentionConfig) -> str:
   """What the kernel does not take, or nothing."""
   heads, head_dim = q.shape[-2:]
   page_size, kv_heads = pool.shape[2:4]
-  for name, array in (("q", q), ("pool", pool)):
-    if array.dtype != jnp.bfloat16:
-      return f"{name}: expected bfloat16, got {array.dtype}"
-  if head_dim not in (64, 128):
-    return f"head_dim: expected 64 or 128, got {head_dim}"
+  if problem := checks.kind_problem(q, pool):
+    return problem
   if heads > tiles.QUERY_ROWS:
     return f"heads: expected at most {tiles.QUERY_ROWS}, got {heads}"
   tile = tiles.find_tile(kv_heads, page_size, config.tile_rows)
   if page_size % 8 or page_size > 64 or tile is None:
     return _page_problem(page_size, kv_heads)
-  wanted_bytes = (tiles.QUERY_ROWS + 2 * config.stages * tile.rows) * head_dim * 2
-  if wanted_bytes > _SHARED_MEMORY_BYTES:
-    return (
-      f"stages: expected at most {_SHARED_MEMORY_BYTES} bytes of shared memory, got {wanted_bytes} "
-      f"for {config.stages} tiles of {tile.rows} rows"
-    )
-  return ""
+  wanted_rows = tiles.QUERY_ROWS + 2 * config.stages * tile.rows
+  what = f"{config.stages} tiles of {tile.rows} rows"
+  return checks.memory_problem(wanted_rows, head_dim, what)
 
 
 def _page_problem(page_size: int, kv_heads: int) -> str:
@@ -221,12 +213,7 @@ def _page_problem(page_size: int, kv_heads: int) -> str:
 def _check(q: jax.Array, pool: jax.Array, page_table: jax.Array, tokens: jax.Array) -> None:
   if q.ndim not in (3, 4) or (q.ndim == 4 and q.shape[1] != 1):
     raise ValueError(f"q: expected [B, heads, D] or [B, 1, heads, D], got {q.shape}")
-  if pool.ndim != 5 or pool.shape[1] != 2 or pool.shape[-1] != q.shape[-1]:
-    raise ValueError(
-      f"pool: expected [pages, 2, page_size, kv_heads, {q.shape[-1]}], got {pool.shape}"
-    )
-  if q.shape[-2] % pool.shape[3]:
-    raise ValueError(f"heads: expected a multiple of {pool.shape[3]}, got {q.shape[-2]}")
+  checks.check_fit(q, pool)
   if page_table.ndim != 2 or len(page_table) != len(q) or tokens.shape != q.shape[:1]:
     raise ValueError(
       f"page_table and tokens: expected [{len(q)}, N] and [{len(q)}], got {page_table.shape} and "

@@ -81,12 +81,7 @@ def attend(
 
       def look_up(step):
         """The pages of a tile, and where in each it begins."""
-        index = begin + step
-        if tile.tiles_a_page > 1:
-          position = lax.div(index, jnp.int32(tile.tiles_a_page))
-          offset = lax.rem(index, jnp.int32(tile.tiles_a_page)) * tile.rows
-        else:
-          position, offset = index * tile.pages, 0
+        position, offset = tile.place(begin + step)
         # A tile may reach beyond the last page. The mask hides what is read for it.
         positions = [lax.min(position + number, last_page) for number in range(tile.pages)]
         return [table[row, position] for position in positions], offset

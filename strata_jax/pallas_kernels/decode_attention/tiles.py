@@ -50,6 +50,13 @@ class Tile:
     """1 if a tile is a page or several."""
     return -(-self.page_rows // self.rows)
 
+  def place(self, index: jax.Array) -> tuple[jax.Array, jax.Array | int]:
+    """Of a row's tile: the first of its pages in the row's table, and where in them it begins."""
+    if self.tiles_a_page > 1:
+      position = lax.div(index, jnp.int32(self.tiles_a_page))
+      return position, lax.rem(index, jnp.int32(self.tiles_a_page)) * self.rows
+    return index * self.pages, 0
+
   def count(self, tokens: jax.Array) -> jax.Array:
     """Tiles of a row with so many tokens."""
     return ceil_div(tokens, self.tokens)
