@@ -5,6 +5,7 @@ Lowering a Mosaic kernel takes half a second, in every program and again for eve
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Generator, Hashable
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 from jax import export
 
 _KERNEL = export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")  # nothing is kept in a file
+_LOWERING = threading.RLock()  # of one thread at a time: it changes a setting of the process
 
 
 def call(function: Callable[..., Any], *args: Any, **static: Hashable) -> Any:
@@ -24,7 +26,9 @@ def call(function: Callable[..., Any], *args: Any, **static: Hashable) -> Any:
   """
   leaves, tree = jax.tree.flatten(args)
   shapes = tuple((leaf.shape, leaf.dtype.name) for leaf in leaves)
-  return _exported(function, shapes, tree, tuple(sorted(static.items()))).call(*args)
+  with _LOWERING:
+    exported = _exported(function, shapes, tree, tuple(sorted(static.items())))
+  return exported.call(*args)
 
 
 @functools.cache
