@@ -19,7 +19,12 @@ INTERPRET = plgpu.InterpretGPUParams(detect_races=True)
 TOLERANCE = 2e-2  # bfloat16 weights of the values, values of about 1
 SMALL = ChunkArgs(batch=2, chunk=8, heads=4, kv_heads=2, head_dim=64, page_size=8)
 SPEC = ARG_SPECS["llama3.1-8b-tp1-page32-batch4"]
-CONFIG = api.ChunkAttentionConfig()
+OTHERS = (  # eight pages a tile, a tile of half a page and of a quarter; a single warpgroup
+  {"page_size": 8},
+  {"page_size": 128},
+  {"page_size": 256, "head_dim": 64},
+  {"chunk": 16},
+)
 slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
 
 
@@ -120,6 +125,13 @@ def test_every_arg_spec_lowers_for_an_h200(name):
   assert "mosaic_gpu" in lowering.lower(jax.jit(api.chunk_attention), *shapes)
 
 
+@pytest.mark.parametrize("changes", OTHERS, ids=str)
+def test_other_shapes_lower_for_an_h200(changes):
+  shapes = _shapes(dataclasses.replace(SPEC, **changes))
+  assert api.supports(*shapes[:2])
+  assert "mosaic_gpu" in lowering.lower(jax.jit(api.chunk_attention), *shapes)
+
+
 @pytest.mark.parametrize("config", bench.CONFIGS, ids=bench.name_of)
 def test_every_config_of_the_bench_lowers_for_an_h200(config):
   attend = jax.jit(bench.kernel(config))
@@ -203,6 +215,14 @@ def test_parity(name):
   args = ARG_SPECS[name]
   rows = [(3000, 33), (70, 64), (0, 48), (5, 0)][: args.batch]
   operands = _batch(args, *zip(*rows, strict=True))
+  _assert_close(jax.jit(api.chunk_attention)(*operands), reference.attend(*operands))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("changes", OTHERS, ids=str)
+def test_parity_of_other_shapes(changes):
+  args = dataclasses.replace(SPEC, **changes)
+  operands = _batch(args, [3000, 127, 0, 5], [args.chunk, 9, 16, 0])
   _assert_close(jax.jit(api.chunk_attention)(*operands), reference.attend(*operands))
 
 

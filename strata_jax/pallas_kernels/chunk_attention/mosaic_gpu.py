@@ -112,15 +112,15 @@ def attend(
           plgpu.copy_gmem_to_smem(source, q_smem.at[number], q_ready.at[number])
 
       def look_up(step):
-        """The pages of a tile, and where in each it begins."""
-        position, offset = tile.place(begin + step)
+        """The pages of a tile."""
+        position, _ = tile.place(begin + step)
         # A tile may reach beyond the last page. The mask hides what is read for it.
         positions = [lax.min(position + number, last_page) for number in range(tile.pages)]
-        return [table[row, position] for position in positions], jnp.int32(offset)
+        return [table[row, position] for position in positions]
 
-      def fetch(step, found):
-        pages, offset = found
+      def fetch(step, pages):
         following = look_up(step + 1)  # here, so that it is there when it is wanted
+        _, offset = tile.place(begin + step)  # the compiler has to see what it is a multiple of
         done = steps_done + step
         slot = lax.rem(done, jnp.int32(stages))
         for kind, smem, ready, free in (
