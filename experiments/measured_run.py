@@ -10,6 +10,8 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from experiments import run_files, synthetic_flags, throughput_plan
 from experiments.synthetic_flags import ShapeConfig
 from strata_jax import simulation
@@ -241,9 +243,20 @@ class MeasuredRun:
       _check(request, row, f"{path}, point {point.point_id}, request {index}")
     return found
 
-  def arriving(self, rate_rps: float | None, seed: int) -> Workload:
-    """Its requests at a rate, given up when a point of the run ends; None: in a closed loop."""
+  def arriving(self, rate_rps: float | None, seed: int, *, shuffle: bool = False) -> Workload:
+    """Its requests at a rate, given up when a point of the run ends.
+
+    Args:
+      rate_rps: None: in a closed loop.
+      seed: of the arrival times.
+      shuffle: whether they come in another order, drawn by the seed as well.
+
+    Raises:
+      ValueError: requests that follow others have no other order.
+    """
     plain, limit_s = self._plain_workload, self.point_limit_s
+    if shuffle:
+      plain = _shuffled(plain, seed)
     found = (
       arrivals.poisson(plain, rate_rps, seed) if rate_rps is not None else arrivals.closed(plain)
     )
@@ -313,6 +326,17 @@ class MeasuredRun:
         f"{self.path / f'{name}.jsonl.gz'}: expected rows of point {point.point_id}, got none"
       )
     return rows
+
+
+def _shuffled(workload: Workload, seed: int) -> Workload:
+  requests = workload.requests
+  if any(request.follows is not None for request in requests):
+    raise ValueError("shuffle: expected requests that do not follow others")
+  order = np.random.default_rng(seed).permutation(len(requests))
+  return workload.with_requests(
+    dataclasses.replace(requests[old], request_id=requests[new].request_id)
+    for new, old in enumerate(order)
+  )
 
 
 def is_points_folder(folder: str | pathlib.Path) -> bool:

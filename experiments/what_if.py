@@ -14,10 +14,11 @@ as long as its text is the same; else a line says that they are left out. `ratio
 over the seeds of what a setting gives over what the system's own does, `ci95` its 95 % interval.
 
 Pools, shown costs and shared reads are those of the system's point at that rate, or of its first
-one. Seeds shift when requests come and nothing else; the first is that of the run's first repeat,
-and so on. As in the run a point ends after its limit (`point_limit_s` of its config): at a low rate
-the last requests come too late and count as `lost`. Writes `config.json`, `rows.jsonl` (a row a
-setting) and `summary.json` to --out.
+one. Seeds shift when requests come; the first is that of the run's first repeat, and so on. Where
+they come faster than they are served that changes little: with `--shuffle` they come in another
+order too, from the second seed on. As in the run a point ends after its limit (`point_limit_s` of
+its config): at a low rate the last requests come too late and count as `lost`. Writes
+`config.json`, `rows.jsonl` (a row a setting) and `summary.json` to --out.
 """
 
 import dataclasses
@@ -45,6 +46,7 @@ profile_flags.add(FLAGS)
 FLAGS.add_flag("systems", tuple[str, ...], (), "of the run; empty: all")
 FLAGS.add_flag("rate", float | None, None, "requests/s; none: that of a system's first point")
 FLAGS.add_flag("seeds", int, 1, "runs of each setting, with other arrival times")
+FLAGS.add_flag("shuffle", bool, False, "from the second seed on requests come in another order")
 FLAGS.add_flag(
   "vary", tuple[str, ...], (),
   "FIELD:VALUE:VALUE..., a field of the scheduler or "
@@ -100,6 +102,8 @@ def main(args: flags.Args) -> None:
     points = _points(run, args.systems, args.rate, args.policy)
     for point in points:
       run.workload(point)  # its requests are those of the rows
+    if args.shuffle:
+      run.arriving(args.rate, run.seed, shuffle=True)  # they have another order
     found = [one for point in points for one in settings(run, point, varied, args.policy)]
     out = run_folder.open_run(
       args.out,
@@ -123,12 +127,18 @@ def main(args: flags.Args) -> None:
       own = next((row for row in rows if row["system"] == setting.point.label), None)
       served = []
       for seed in range(args.seeds):
-        served.append(_serve(run, setting, machine, args.rate, run.seed + seed))
+        shuffle = args.shuffle and seed > 0
+        served.append(_serve(run, setting, machine, args.rate, run.seed + seed, shuffle))
         bar.update(len(rows) * args.seeds + seed + 1, str(setting))
       rows.append(_row(setting, args.rate, served, own))
   run_folder.write_jsonl(out / "rows.jsonl", rows)
   shown = [{key: row[key] for key in row if key != _BY_SEED} for row in rows]
   run_folder.say(sweep.text_table(shown))
+  if (equal := sum(len(set(row[_BY_SEED])) == 1 for row in rows)) and args.seeds > 1:
+    run_folder.say(
+      f"seeds: {equal} of {len(rows)} settings gave the same throughput with all {args.seeds} of"
+      " them: their intervals say nothing"
+    )
   if lost := sum(row["lost"] for row in rows):
     run_folder.say(
       f"lost: {lost} requests were refused, or not over when a point of the run ends, after"
@@ -256,9 +266,15 @@ def _points(
 
 
 def _serve(
-  run: MeasuredRun, setting: Setting, machine: Profile, rate: float | None, seed: int
+  run: MeasuredRun,
+  setting: Setting,
+  machine: Profile,
+  rate: float | None,
+  seed: int,
+  shuffle: bool,
 ) -> dict[str, Any]:
-  workload = run.arriving(setting.point.rate_rps if rate is None else rate, seed)
+  rate = setting.point.rate_rps if rate is None else rate
+  workload = run.arriving(rate, seed, shuffle=shuffle)
   return run.simulate(
     setting.point, machine, workload, system=setting.system, buckets=setting.buckets,
     policy=setting.policy,

@@ -142,6 +142,33 @@ def test_settings_alone_and_lost_requests_are_told(points, tmp_path, capsys):
   assert error.splitlines()[-1].endswith("after 60 s")
 
 
+def test_requests_come_in_another_order_if_asked_for(points, tmp_path, capsys):
+  argv = (f"--run={points}", "--systems=strata@16", "--rate=40", "--seeds=3")
+  (plain,) = _run(tmp_path / "plain", *argv)
+  (shuffled,) = _run(tmp_path / "shuffled", *argv, "--shuffle")
+  plain, shuffled = (row["output_tokens_per_s_by_seed"] for row in (plain, shuffled))
+  assert shuffled[0] == plain[0]
+  assert len({*plain, *shuffled}) == 5
+  assert "their intervals say nothing" not in capsys.readouterr().err
+
+  run = MeasuredRun(points)
+  one, other = (run.arriving(40.0, 7, shuffle=shuffle).requests for shuffle in (False, True))
+  for field in ("request_id", "arrival_s"):
+    assert [getattr(r, field) for r in one] == [getattr(r, field) for r in other]
+  prompts, others = ([tuple(r.prompt_ids) for r in requests] for requests in (one, other))
+  assert prompts != others
+  assert sorted(prompts) == sorted(others)
+  follows = dataclasses.replace(one[1], follows=one[0].request_id)
+  run._plain_workload = run._plain_workload.with_requests([one[0], follows])
+  with pytest.raises(ValueError, match="shuffle: expected requests that do not follow others"):
+    run.arriving(40.0, 7, shuffle=True)
+
+
+def test_seeds_that_give_the_same_are_told(points, tmp_path, capsys):
+  _run(tmp_path, f"--run={points}", "--systems=strata@16", "--rate=1e6", "--seeds=2")
+  assert "seeds: 1 of 1 settings gave the same throughput with all 2" in capsys.readouterr().err
+
+
 def test_what_counts_is_an_integer_and_may_be_infinite():
   (values,) = what_if.parse(["max_bypasses:8:8.0:inf"]).values()
   assert [(type(value), value) for value in values] == [(int, 8), (int, 8), (float, float("inf"))]
