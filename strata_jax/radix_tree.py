@@ -1,7 +1,8 @@
 """HiRadixTree: which tokens are cached, and where, as a radix tree over whole pages.
 
 The tree knows tokens, slots, locks and recency. It copies no KV and owns no pool: slots come from
-the caller and go back to the caller. It works without a controller:
+the caller and go back to the caller. It works without a controller, with slots of a
+`page_allocator.PageAllocator` for instance:
 
   tree = HiRadixTree(page_size=16)
   inserted = tree.insert(tokens, allocator.allocate(pages))

@@ -16,8 +16,14 @@ def run(program, folder):
   ).stdout  # fmt: skip
 
 
+def test_the_tree_alone_runs(tmp_path):
+  _, tree, _ = BLOCKS
+  assert run(tree, tmp_path).split() == re.findall(r"print.*# (\d+)", tree)
+  assert run(f"{tree}\nprint('jax' in sys.modules)", tmp_path).split()[-1] == "False"
+
+
 def test_the_policy_and_the_library_example_run(tmp_path):
-  policy, library = BLOCKS
+  policy, _, library = BLOCKS
   (tmp_path / "mine.py").write_text(policy)
   check = 'from strata_jax import testing; testing.check_policy("mine.py:shortest_job_first")'
   assert run(check, tmp_path) == ""
