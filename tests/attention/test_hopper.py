@@ -40,7 +40,7 @@ def test_a_plan_made_before_is_the_one_that_would_be_made(monkeypatch):
   )
   used = []
 
-  def attend(q, pool, page_table, plan, config):
+  def attend(q, pool, page_table, plan):
     used.append(plan)
     return q, jnp.zeros(q.shape[:2])
 

@@ -197,8 +197,13 @@ def test_other_dtypes_plans_and_configs():
   plan = jax.eval_shape(
     functools.partial(api.make_plan, kv_heads=8, page_size=32), *(jnp.zeros(3, jnp.int32),) * 2
   )
-  with pytest.raises(ValueError, match=r"plan: expected .* of \(4, 16\), got \(3, 16\)"):
+  with pytest.raises(ValueError, match=r"plan: expected .* \(4, 16, 32, .*, got \(3, 16, 32"):
     jax.eval_shape(functools.partial(api.chunk_attention, plan=plan), *shapes)
+  for made, config in (({"page_size": 16}, None), ({}, api.ChunkAttentionConfig(part_factor=1))):
+    how = {"kv_heads": 8, "page_size": 32} | made
+    other = jax.eval_shape(functools.partial(api.make_plan, **how), *shapes[3:])
+    with pytest.raises(ValueError, match=r"plan: expected .*\(4, 16, 32, .*, got \(4, 16, "):
+      jax.eval_shape(functools.partial(api.chunk_attention, plan=other, config=config), *shapes)
   shapes[0] = jax.ShapeDtypeStruct(SPEC.q_shape(), jnp.float32)
   with pytest.raises(ValueError, match="q: expected bfloat16, got float32"):
     jax.eval_shape(api.chunk_attention, *shapes)

@@ -502,8 +502,9 @@ def test_plans_for_other_shapes_are_refused(change):
     jax.ShapeDtypeStruct((rows, table.shape[1]), jnp.int32),
     jax.ShapeDtypeStruct((rows,), jnp.int32),
   )  # fmt: skip
-  with pytest.raises(ValueError, match=r"plan: expected \(items, width, blocks\) of"):
-    jax.eval_shape(lambda *a: api.decode_attention(*a[:4], plan=a[4]), q, pool, table, tokens, plan)
+  attend = functools.partial(api.decode_attention, config=CONFIG)
+  with pytest.raises(ValueError, match=r"plan: expected \(items, width, tile, config\) of"):
+    jax.eval_shape(lambda *a: attend(*a[:4], plan=a[4]), q, pool, table, tokens, plan)
 
 
 @pytest.mark.parametrize(

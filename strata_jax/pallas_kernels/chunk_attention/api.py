@@ -1,8 +1,9 @@
 """The public call of chunk attention; pure and traceable."""
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import Literal
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -43,10 +44,13 @@ class ChunkAttentionConfig:
     validation.check_int(self, "part_factor", minimum=1, maximum=4096)
 
 
-class Plan(NamedTuple):
+@flax.struct.dataclass
+class Plan:
   """Who reads what, the same in all layers."""
 
   line: work_line.WorkLine
+  tile: tiles.Tile = flax.struct.field(pytree_node=False)
+  config: ChunkAttentionConfig = flax.struct.field(pytree_node=False)
 
 
 def make_plan(
@@ -73,12 +77,13 @@ def make_plan(
   if problem := _page_problem(page_size, config):
     raise ValueError(f"chunk attention: {problem}")
   tokens = jnp.where(lengths > 0, starts + lengths, 0)
+  tile = tiles.Tile(rows=config.tile_tokens, kv_heads=1, page_rows=page_size)  # of one KV head
   blocks, batch = _blocks(kv_heads, config), len(starts)
   line = work_line.make_line(
-    tokens, work_line.no_groups(batch), width=1, tile=_tile(page_size, config), blocks=blocks,
+    tokens, work_line.no_groups(batch), width=1, tile=tile, blocks=blocks,
     most_parts=tiles.most_parts(batch, blocks, config.part_factor),
   )  # fmt: skip
-  return Plan(line)
+  return Plan(line=line, tile=tile, config=config)
 
 
 def chunk_attention(
@@ -108,7 +113,7 @@ def chunk_attention(
       kernel is lowered once for all programs, which takes half a second, and called; no call may
       stand in a region with a stream of its own. The reference needs none.
     implementation: the kernel, or plain jnp.
-    config: how the kernel runs.
+    config: how the kernel runs; by default as with the plan, if there is one.
 
   Returns:
     Of the dtype and shape of q, 0 from `lengths` on.
@@ -117,7 +122,7 @@ def chunk_attention(
     ValueError: shapes that do not fit together, or that the kernel does not take (`supports`); a
       plan for others.
   """
-  config = config or ChunkAttentionConfig()
+  config = config or (plan.config if plan else ChunkAttentionConfig())
   _check(q, pool, page_table, starts, lengths)
   if implementation == "reference":
     return reference.attend(q, pool, page_table, starts, lengths).astype(q.dtype)
@@ -126,10 +131,10 @@ def chunk_attention(
   operands = q, pool, page_table, starts, lengths
   if plan is not None:
     _check_plan(plan, q, pool, config)
-    return lowered_once.call(_attend, *operands, plan, config=config)
+    return lowered_once.call(_attend, *operands, plan)
   _, _, page_size, kv_heads, _ = pool.shape
   plan = make_plan(starts, lengths, kv_heads=kv_heads, page_size=page_size, config=config)
-  return _attend(*operands, plan, config=config)
+  return _attend(*operands, plan)
 
 
 def supports(
@@ -153,10 +158,8 @@ def _attend(
   starts: jax.Array,
   lengths: jax.Array,
   plan: Plan,
-  *,
-  config: ChunkAttentionConfig,
 ) -> jax.Array:
-  (batch, chunk, heads, head_dim), (_, _, page_size, kv_heads, _) = q.shape, pool.shape
+  (batch, chunk, heads, head_dim), kv_heads, config = q.shape, pool.shape[3], plan.config
   group = heads // kv_heads
   valid = chunk * group  # queries of a KV head, padding of the chunk included
   rows = -(-valid // tiles.QUERY_ROWS) * tiles.QUERY_ROWS
@@ -164,8 +167,8 @@ def _attend(
   grouped = grouped.reshape(batch, kv_heads, valid, head_dim)
   grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, rows - valid), (0, 0)))
   out, lse = mosaic_gpu.attend(
-    grouped, pool, page_table, starts, lengths, plan.line, group=group,
-    tile=_tile(page_size, config), warpgroups=_warpgroups(rows, config), stages=config.stages,
+    grouped, pool, page_table, starts, lengths, plan.line, group=group, tile=plan.tile,
+    warpgroups=min(config.warpgroups, rows // tiles.QUERY_ROWS), stages=config.stages,
     most_parts=tiles.most_parts(batch, _blocks(kv_heads, config), config.part_factor),
   )  # fmt: skip
   parts = out.shape[1]
@@ -177,18 +180,9 @@ def _attend(
   return jnp.where(is_token, merged.reshape(q.shape), 0).astype(q.dtype)
 
 
-def _tile(page_size: int, config: ChunkAttentionConfig) -> tiles.Tile:
-  """Of one KV head."""
-  return tiles.Tile(rows=config.tile_tokens, kv_heads=1, page_rows=page_size)
-
-
 def _blocks(kv_heads: int, config: ChunkAttentionConfig) -> int:
   """Of one KV head."""
   return max(1, config.blocks // kv_heads)
-
-
-def _warpgroups(rows: int, config: ChunkAttentionConfig) -> int:
-  return min(config.warpgroups, rows // tiles.QUERY_ROWS)
 
 
 def _problem(q, pool, config: ChunkAttentionConfig) -> str:
@@ -223,7 +217,8 @@ def _check(q, pool, page_table, starts, lengths) -> None:
 
 
 def _check_plan(plan: Plan, q, pool, config: ChunkAttentionConfig) -> None:
-  expected = q.shape[0], _blocks(pool.shape[3], config)
-  got = len(plan.line.starts), len(plan.line.first_items)
+  expected = len(q), _blocks(pool.shape[3], config), pool.shape[2], config
+  line, page_size = plan.line, plan.tile.page_rows
+  got = len(line.starts), len(line.first_items), page_size, plan.config
   if got != expected:
-    raise ValueError(f"plan: expected (rows, blocks of a KV head) of {expected}, got {got}")
+    raise ValueError(f"plan: expected (rows, blocks a KV head, page, config) {expected}, got {got}")

@@ -23,8 +23,8 @@ _LOG2_E = math.log2(math.e)
 _KEYS, _VALUES = 0, 1  # where they stand in a page
 _ROWS = tiles.QUERY_ROWS
 # Registers of a thread that multiplies, by the number of warpgroups that do, and of one that loads:
-# together with it they have the 65,536 of a multiprocessor.
-_REGISTERS = {1: 232, 2: 232, 3: 160}
+# together with it they have the 65,536 of a multiprocessor. One warpgroup has enough as it is.
+_REGISTERS = {2: 232, 3: 160}
 _LOADER_REGISTERS = 32
 
 
@@ -67,6 +67,7 @@ def attend(
   """
   batch, kv_heads, rows, head_dim = q.shape
   block_rows = _ROWS * warpgroups
+  shifts_registers = interpret is None and warpgroups in _REGISTERS
   scale = head_dim**-0.5 * _LOG2_E  # of the scores, whose powers are of 2
 
   def chunk_attention(q, pool, table, starts, lengths, *refs):
@@ -238,7 +239,7 @@ def attend(
 
     @pl.when(warpgroup == warpgroups)
     def _():
-      if interpret is None:
+      if shifts_registers:
         plgpu.set_max_registers(_LOADER_REGISTERS, action="decrease")
       visits, steps = visit_all(load_part)
       # A barrier ends with as many waits as it has been through.
@@ -252,7 +253,7 @@ def attend(
 
     @pl.when(warpgroup < warpgroups)
     def _():
-      if interpret is None:
+      if shifts_registers:
         plgpu.set_max_registers(_REGISTERS[warpgroups], action="increase")
       visit_all(attend_part)
 

@@ -1,8 +1,9 @@
 """The public call of decode attention; pure and traceable, on a stream of its own too."""
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import Literal
 
+import flax.struct
 import jax
 
 from strata_jax import validation
@@ -54,11 +55,14 @@ class DecodeAttentionConfig:
     validation.check_choice(self, "share_prefixes", (False, True))
 
 
-class Plan(NamedTuple):
+@flax.struct.dataclass
+class Plan:
   """Who reads what. It takes a dozen small launches and is the same in all layers."""
 
   line: work_line.WorkLine
   groups: work_line.Groups
+  tile: tiles.Tile = flax.struct.field(pytree_node=False)
+  config: DecodeAttentionConfig = flax.struct.field(pytree_node=False)
 
 
 def make_plan(
@@ -96,7 +100,7 @@ def make_plan(
     tokens, groups, width=width, tile=tile, blocks=config.blocks,
     most_parts=tiles.most_parts(batch, config.blocks, config.part_factor),
   )  # fmt: skip
-  return Plan(line, groups)
+  return Plan(line=line, groups=groups, tile=tile, config=config)
 
 
 def decode_attention(
@@ -123,7 +127,7 @@ def decode_attention(
       With one the kernels are lowered once for all programs, which takes half a second each, and
       called; no call may stand in a region with a stream of its own. The reference needs none.
     implementation: the kernel, or plain jnp.
-    config: how the kernel runs.
+    config: how the kernel runs; by default as with the plan, if there is one.
 
   Returns:
     Of the dtype and shape of q, 0 for padded rows; and the log-sum-exp of the scaled scores,
@@ -133,7 +137,7 @@ def decode_attention(
     ValueError: shapes that do not fit together, or that the kernel does not take (`supports`); a
       plan for others.
   """
-  config = config or DecodeAttentionConfig()
+  config = config or (plan.config if plan else DecodeAttentionConfig())
   _check(q, pool, page_table, tokens)
   shape = q.shape
   q = q.reshape(shape[0], *shape[-2:])
@@ -148,10 +152,10 @@ def decode_attention(
       plan = make_plan(
         page_table, tokens, heads=heads, kv_heads=kv_heads, page_size=page_size, config=config
       )
-      out, lse = _attend(q, pool, page_table, plan, config)
+      out, lse = _attend(q, pool, page_table, plan)
     else:
-      _check_plan(plan, q, config)
-      out, lse = lowered_once.call(_attend, q, pool, page_table, plan, config=config)
+      _check_plan(plan, q, pool, config)
+      out, lse = lowered_once.call(_attend, q, pool, page_table, plan)
   return out.astype(q.dtype).reshape(shape), lse.reshape(shape[:-1])
 
 
@@ -165,21 +169,15 @@ def supports(
 
 
 def _attend(
-  q: jax.Array,
-  pool: jax.Array,
-  page_table: jax.Array,
-  plan: Plan,
-  config: DecodeAttentionConfig,
+  q: jax.Array, pool: jax.Array, page_table: jax.Array, plan: Plan
 ) -> tuple[jax.Array, jax.Array]:
-  _, _, page_size, kv_heads, _ = pool.shape
-  tile = tiles.find_tile(kv_heads, page_size, config.tile_rows)
-  assert tile is not None
+  config = plan.config
   most_parts = tiles.most_parts(len(q), config.blocks, config.part_factor)
   out, lse = mosaic_gpu.attend(
-    q, pool, page_table, plan.line, tile=tile, stages=config.stages, most_parts=most_parts
+    q, pool, page_table, plan.line, tile=plan.tile, stages=config.stages, most_parts=most_parts
   )
   how = mosaic_merge if config.merge_kernel else merge
-  return how.merge_items(out, lse, *plan, heads=q.shape[1], dtype=q.dtype)
+  return how.merge_items(out, lse, plan.line, plan.groups, heads=q.shape[1], dtype=q.dtype)
 
 
 def _width(heads: int, rows: int, config: DecodeAttentionConfig) -> int:
@@ -221,10 +219,11 @@ def _check(q: jax.Array, pool: jax.Array, page_table: jax.Array, tokens: jax.Arr
     )
 
 
-def _check_plan(plan: Plan, q: jax.Array, config: DecodeAttentionConfig) -> None:
+def _check_plan(plan: Plan, q, pool, config: DecodeAttentionConfig) -> None:
   rows, heads, _ = q.shape
   width = _width(heads, rows, config)
-  expected = (rows if width == 1 else 2 * rows, width, config.blocks)
-  got = (*plan.line.members.shape, len(plan.line.first_items))
+  tile = tiles.find_tile(pool.shape[3], pool.shape[2], config.tile_rows)
+  expected = (rows if width == 1 else 2 * rows, width, tile, config)
+  got = (*plan.line.members.shape, plan.tile, plan.config)
   if got != expected:
-    raise ValueError(f"plan: expected (items, width, blocks) of {expected}, got {got}")
+    raise ValueError(f"plan: expected (items, width, tile, config) of {expected}, got {got}")
