@@ -6,7 +6,7 @@ Lowering a Mosaic kernel takes half a second, in every program and again for eve
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -16,18 +16,18 @@ _KERNEL = export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")  # nothing is 
 _LOWERING = threading.RLock()  # of one thread at a time: it changes a setting of the process
 
 
-def call(function: Callable[..., Any], *args: Any, **static: Hashable) -> Any:
-  """`function(*args, **static)` for a GPU, traced and lowered at the first call for these shapes.
+def call(function: Callable[..., Any], *args: Any) -> Any:
+  """`function(*args)` for a GPU, traced and lowered at the first call for these shapes.
 
   Args:
-    function: of arrays and what is static; one that lives as long as the process.
-    args: trees of arrays; a call may not stand in a region with a stream of its own.
-    static: keyword arguments.
+    function: of trees of arrays; one that lives as long as the process.
+    args: the trees; what is static in them is a part of their structure. A call may not stand in
+      a region with a stream of its own.
   """
   leaves, tree = jax.tree.flatten(args)
   shapes = tuple((leaf.shape, leaf.dtype.name) for leaf in leaves)
   with _LOWERING:
-    exported = _exported(function, shapes, tree, tuple(sorted(static.items())))
+    exported = _exported(function, shapes, tree)
   return exported.call(*args)
 
 
@@ -36,13 +36,13 @@ def _exported(
   function: Callable[..., Any],
   shapes: tuple[tuple[tuple[int, ...], str], ...],
   tree: jax.tree_util.PyTreeDef,
-  static: tuple[tuple[str, Hashable], ...],
 ) -> export.Exported:
   """`shapes` and dtypes are of the leaves of all its arrays."""
   arguments = tree.unflatten([jax.ShapeDtypeStruct(*shape) for shape in shapes])
-  jitted = jax.jit(functools.partial(function, **dict(static)))
   with _newest_form():
-    return export.export(jitted, platforms=["cuda"], disabled_checks=[_KERNEL])(*arguments)
+    return export.export(jax.jit(function), platforms=["cuda"], disabled_checks=[_KERNEL])(
+      *arguments
+    )
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
-"""What is lowered once, apart by function, shapes, dtypes and static arguments; in threads."""
+"""What is lowered once, apart by function, shapes, dtypes and what is static; in threads."""
 
-import functools
 import threading
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import pytest
@@ -18,20 +18,26 @@ def _empty():
   lowered_once._exported.cache_clear()
 
 
-def _call(function, size: int, dtype=jnp.float32, **static) -> None:
-  call = functools.partial(lowered_once.call, function, **static)
-  jax.eval_shape(call, jax.ShapeDtypeStruct((size,), dtype))
+@flax.struct.dataclass
+class Operand:
+  x: jax.Array
+  term: int = flax.struct.field(pytree_node=False, default=0)
+
+
+def _call(function, size: int, dtype=jnp.float32, term: int = 0) -> None:
+  operand = Operand(jax.ShapeDtypeStruct((size,), dtype), term)
+  jax.eval_shape(lambda operand: lowered_once.call(function, operand), operand)
 
 
 def test_what_is_apart():
   traced = []
 
-  def add(x, *, term):
-    traced.append((x.shape, x.dtype.name, term))
-    return x + term
+  def add(operand):
+    traced.append((operand.x.shape, operand.x.dtype.name, operand.term))
+    return operand.x + operand.term
 
-  def other(x, *, term):
-    return add(x, term=-term)
+  def other(operand):
+    return add(operand.replace(term=-operand.term))
 
   other.__name__ = other.__qualname__ = "add"
   for _ in range(2):
@@ -50,7 +56,8 @@ def test_threads_leave_the_settings_as_they_were():
   before = getattr(jax.config, SETTING)
   seen, second_began, first_ended = [], threading.Event(), threading.Event()
 
-  def slow(x):
+  def slow(operand):
+    x = operand.x
     if x.shape == (2,):
       second.start()
       second_began.wait(0.2)  # in vain, as threads take turns
