@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from strata_jax.attention import cudnn, merge
+from strata_jax.pallas_kernels.attention_parts import tiles
 from strata_jax.pallas_kernels.chunk_attention import api as chunk_attention
 from strata_jax.pallas_kernels.decode_attention import api as decode_attention
-from strata_jax.pallas_kernels.decode_attention import tiles
 
 Plan = decode_attention.Plan | chunk_attention.Plan
-_SHORT_CHUNK = 64  # tokens; more of them are bound by products, which cuDNN does as well
+_SHORT_CHUNK = 64  # tokens, padded: those that were measured
 
 
 def supports(heads: int, pool: jax.ShapeDtypeStruct) -> bool:

@@ -1,13 +1,13 @@
 """How much KV a decode step reads where rows that begin with the same pages read them once.
 
-The rule of `pallas_kernels.decode_attention.work_line.find_groups`, on the host.
+The rule of `pallas_kernels.attention_parts.work_line.find_groups`, on the host.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from strata_jax.pallas_kernels.decode_attention.sharing import (
+from strata_jax.pallas_kernels.attention_parts.sharing import (
   LEAST_SHARED_PART,
   LEAST_SHARED_TOKENS,
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from strata_jax.executors import shared_reads
-from strata_jax.pallas_kernels.decode_attention import tiles, work_line
+from strata_jax.pallas_kernels.attention_parts import tiles, work_line
 
 
 @st.composite

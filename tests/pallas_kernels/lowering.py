@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding, PartitionSpec
 
+from strata_jax.pallas_kernels import lowered_once
 from strata_jax.tiers import layout
 
 _H200 = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
@@ -34,3 +35,13 @@ def layer_first(page_layout: layout.PageLayout, pages: int) -> tuple[jax.ShapeDt
 def lower(function, *args) -> str:
   """StableHLO of a jitted function for CUDA."""
   return function.trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def count_lowered_once(monkeypatch) -> list[int]:
+  """Empties what is lowered once; from now on the list grows with every lowering."""
+  lowered, lower = [], lowered_once.export.export
+  monkeypatch.setattr(
+    lowered_once.export, "export", lambda *args, **how: lowered.append(0) or lower(*args, **how)
+  )
+  lowered_once._exported.cache_clear()
+  return lowered

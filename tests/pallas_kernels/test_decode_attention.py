@@ -16,15 +16,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from strata_jax.executors import streams
 from strata_jax.pallas_kernels import lowered_once
+from strata_jax.pallas_kernels.attention_parts import merge, tiles, work_line
 from strata_jax.pallas_kernels.decode_attention import (
   api,
   bench,
-  merge,
   mosaic_gpu,
   mosaic_merge,
   reference,
-  tiles,
-  work_line,
 )
 from strata_jax.pallas_kernels.decode_attention.arg_specs import ARG_SPECS, DecodeArgs
 from tests.pallas_kernels import lowering, moves, random_pages
@@ -379,12 +377,7 @@ def test_every_config_of_the_bench_lowers_for_an_h200(config):
 
 
 def test_with_a_plan_it_is_lowered_once_for_all_programs(monkeypatch):
-  lowered = []
-  lower = lowered_once.export.export
-  monkeypatch.setattr(
-    lowered_once.export, "export", lambda *args, **how: lowered.append(0) or lower(*args, **how)
-  )
-  lowered_once._exported.cache_clear()
+  lowered = lowering.count_lowered_once(monkeypatch)
   spec = ARG_SPECS["llama3.1-8b-tp1-page32-batch7"]
   q, pool, table, tokens = _shapes(spec)
   sizes = {"heads": q.shape[-2], "kv_heads": pool.shape[3], "page_size": pool.shape[2]}

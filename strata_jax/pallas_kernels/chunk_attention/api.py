@@ -9,10 +9,11 @@ import jax.numpy as jnp
 
 from strata_jax import validation
 from strata_jax.pallas_kernels import lowered_once
+from strata_jax.pallas_kernels.attention_parts import checks, merge, tiles, work_line
 from strata_jax.pallas_kernels.chunk_attention import mosaic_gpu, reference
-from strata_jax.pallas_kernels.decode_attention import checks, merge, tiles, work_line
 
 Implementation = Literal["mosaic_gpu", "reference"]
+TILE_TOKENS = 64  # of K, and as many of V, that are read in a step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,22 +25,19 @@ class ChunkAttentionConfig:
       or H200.
     warpgroups: that multiply in a thread block, 64 queries of a KV head each. Where a chunk has
       more valid ones, the KV is read once more for the rest.
-    tile_tokens: of K, and as many of V, that are read in a step: 64 or 128.
-    stages: tiles in flight or at hand.
+    stages: tiles of 64 tokens of K, and as many of V, in flight or at hand.
     part_factor: how many times as many blocks may share a row as if all rows were valid. Up to
       that part of padding the device stays full.
   """
 
   blocks: int = 132
   warpgroups: int = 3
-  tile_tokens: int = 64
   stages: int = 4
   part_factor: int = 2
 
   def __post_init__(self) -> None:
     validation.check_int(self, "blocks", minimum=1, maximum=4096)
     validation.check_int(self, "warpgroups", minimum=1, maximum=3)
-    validation.check_choice(self, "tile_tokens", (64, 128))
     validation.check_int(self, "stages", minimum=1, maximum=16)
     validation.check_int(self, "part_factor", minimum=1, maximum=4096)
 
@@ -74,10 +72,10 @@ def make_plan(
     ValueError: pages that the kernel does not take.
   """
   config = config or ChunkAttentionConfig()
-  if problem := _page_problem(page_size, config):
+  if problem := _page_problem(page_size):
     raise ValueError(f"chunk attention: {problem}")
   tokens = jnp.where(lengths > 0, starts + lengths, 0)
-  tile = tiles.Tile(rows=config.tile_tokens, kv_heads=1, page_rows=page_size)  # of one KV head
+  tile = tiles.Tile(rows=TILE_TOKENS, kv_heads=1, page_rows=page_size)  # of one KV head
   blocks, batch = _blocks(kv_heads, config), len(starts)
   line = work_line.make_line(
     tokens, work_line.no_groups(batch), width=1, tile=tile, blocks=blocks,
@@ -146,9 +144,9 @@ def supports(
   return not _problem(q, pool, config or ChunkAttentionConfig())
 
 
-def takes_pages(page_size: int, config: ChunkAttentionConfig | None = None) -> bool:
+def takes_pages(page_size: int) -> bool:
   """Whether the kernel takes pages of so many tokens."""
-  return not _page_problem(page_size, config or ChunkAttentionConfig())
+  return not _page_problem(page_size)
 
 
 def _attend(
@@ -187,20 +185,16 @@ def _blocks(kv_heads: int, config: ChunkAttentionConfig) -> int:
 
 def _problem(q, pool, config: ChunkAttentionConfig) -> str:
   """What the kernel does not take, or nothing."""
-  if problem := checks.kind_problem(q, pool) or _page_problem(pool.shape[2], config):
+  if problem := checks.kind_problem(q, pool) or _page_problem(pool.shape[2]):
     return problem
-  wanted_rows = config.warpgroups * tiles.QUERY_ROWS + 2 * config.stages * config.tile_tokens
+  wanted_rows = config.warpgroups * tiles.QUERY_ROWS + 2 * config.stages * TILE_TOKENS
   what = f"{config.stages} stages and {config.warpgroups} warpgroups"
   return checks.memory_problem(wanted_rows, q.shape[-1], what)
 
 
-def _page_problem(page_size: int, config: ChunkAttentionConfig) -> str:
-  tokens = config.tile_tokens
-  if page_size % 8 or (tokens % page_size and page_size % tokens):
-    return (
-      f"page_size: expected a multiple of 8 that divides a tile of {tokens} tokens, or a multiple "
-      f"of that, got {page_size}"
-    )
+def _page_problem(page_size: int) -> str:
+  if page_size % 8 or (TILE_TOKENS % page_size and page_size % TILE_TOKENS):
+    return f"page_size: expected 8, 16, 32 or a multiple of {TILE_TOKENS}, got {page_size}"
   return ""
 
 

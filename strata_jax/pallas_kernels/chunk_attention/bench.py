@@ -26,7 +26,6 @@ CONFIGS = (
   api.ChunkAttentionConfig(stages=3),
   api.ChunkAttentionConfig(stages=5),
   api.ChunkAttentionConfig(warpgroups=2),
-  api.ChunkAttentionConfig(warpgroups=2, tile_tokens=128, stages=2),
   api.ChunkAttentionConfig(part_factor=1),
 )
 _CALLS = 8  # in one program, as of so many layers: starting a program takes as long as a small call

@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from strata_jax.pallas_kernels.decode_attention import merge, tiles, work_line
+from strata_jax.pallas_kernels.attention_parts import merge, products, tiles, work_line
 
 _LOG2_E = math.log2(math.e)
 _KEYS, _VALUES = 0, 1  # where they stand in a page
@@ -112,18 +112,13 @@ def attend(
           source = q.at[row, head, pl.ds(first_query + number * _ROWS, _ROWS)]
           plgpu.copy_gmem_to_smem(source, q_smem.at[number], q_ready.at[number])
 
-      def look_up(step):
-        """The pages of a tile."""
-        position, _ = tile.place(begin + step)
-        # A tile may reach beyond the last page. The mask hides what is read for it.
-        positions = [lax.min(position + number, last_page) for number in range(tile.pages)]
-        return [table[row, position] for position in positions]
-
-      def fetch(step, pages):
-        following = look_up(step + 1)  # here, so that it is there when it is wanted
-        _, offset = tile.place(begin + step)  # the compiler has to see what it is a multiple of
+      def fetch(step, _):
         done = steps_done + step
         slot = lax.rem(done, jnp.int32(stages))
+        position, offset = tile.place(begin + step)
+        # A tile may reach beyond the last page. The mask hides what is read for it.
+        positions = [lax.min(position + number, last_page) for number in range(tile.pages)]
+        pages = [table[row, position] for position in positions]
         for kind, smem, ready, free in (
           (_KEYS, k_smem, k_ready, k_free),
           (_VALUES, v_smem, v_ready, v_free),
@@ -133,9 +128,9 @@ def attend(
             source = pool.at[2 * page + kind, pl.ds(offset, tile.copy_rows), head]
             target = smem.at[slot, pl.ds(number * tile.copy_rows, tile.copy_rows)]
             plgpu.copy_gmem_to_smem(source, target, ready.at[slot])
-        return following
+        return _
 
-      lax.fori_loop(0, steps, fetch, look_up(0))
+      lax.fori_loop(0, steps, fetch, None)
 
     def attend_part(row, part, begin, steps, first_query, valid, visits, steps_done):
       del visits
@@ -143,19 +138,12 @@ def attend(
       last_valid = row_tokens - begin * tile.tokens  # of the last tile's rows, those with a token
 
       def clear_tail(slot, step):
-        """Zeroes values that no token has written: a weight of 0 does not undo a NaN."""
+        """One warpgroup does it, the others wait."""
         left = last_valid - step * tile.tokens
 
         @pl.when(left < tile.tokens)
         def _():
-          @pl.when(warpgroup == 0)
-          def _():
-            values = v_smem.at[slot]
-            loaded = plgpu.load(values, layout=plgpu.Layout.WGMMA)
-            index = plgpu.broadcasted_iota(jnp.int32, loaded.shape, 0, layout=plgpu.Layout.WGMMA)
-            values[...] = jnp.where(index < left, loaded, jnp.zeros_like(loaded))
-            plgpu.commit_smem()
-
+          pl.when(warpgroup == 0)(lambda: products.clear_tail(v_smem.at[slot], left))
           plgpu.barrier_arrive(cleared)
           plgpu.barrier_wait(cleared)
 
@@ -171,7 +159,7 @@ def attend(
           acc, high, total = state
           slot = lax.rem(steps_done + step, jnp.int32(stages))
           plgpu.barrier_wait(k_ready.at[slot])
-          scores = _multiply(q_smem.at[warpgroup], k_smem.at[slot].transpose((1, 0)))
+          scores = products.multiply(q_smem.at[warpgroup], k_smem.at[slot].transpose((1, 0)))
           plgpu.barrier_arrive(k_free.at[slot])
           seen = None
           if masked:  # tokens of padding see what the last valid one does
@@ -194,21 +182,15 @@ def attend(
             weights_smem = staged[0].at[warpgroup]
             weights_smem[...] = weights
             plgpu.commit_smem()
-            acc = acc + _multiply(weights_smem, v_smem.at[slot])
+            acc = acc + products.multiply(weights_smem, v_smem.at[slot])
           else:
             acc = _add_product(acc, weights, v_smem.at[slot])
           plgpu.barrier_arrive(v_free.at[slot])
           return acc, higher, total
 
-        shapes = (_ROWS, head_dim), (_ROWS,), (_ROWS,)
-        layouts = plgpu.Layout.WGMMA, *(plgpu.Layout.WGMMA.reduce(1),) * 2
-        state = tuple(
-          plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
-          for shape, value, layout in zip(shapes, (0, -jnp.inf, 0), layouts, strict=True)
-        )
         whole = lax.div(start, jnp.int32(tile.tokens)) - begin  # tiles that all queries see
         whole = lax.clamp(jnp.int32(0), whole, steps)
-        state = lax.fori_loop(0, whole, attend_tile, state)
+        state = lax.fori_loop(0, whole, attend_tile, products.nothing_yet(head_dim))
         acc, high, total = lax.fori_loop(
           whole, steps, lambda step, state: attend_tile(step, state, masked=True), state
         )
@@ -258,7 +240,7 @@ def attend(
       visit_all(attend_part)
 
   how = {
-    "transforms": (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)),
+    "transforms": products.TRANSFORMS,
     "dtype": q.dtype,
   }
   return plgpu.kernel(
@@ -287,15 +269,6 @@ def attend(
     compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
     interpret=interpret,
   )(q, pool.reshape(-1, *pool.shape[2:]), page_table, starts, lengths, *line)
-
-
-def _multiply(left, right) -> jax.Array:
-  def multiply(acc):
-    plgpu.wgmma(acc, left, right)
-    return acc[...]
-
-  shape = left.shape[0], right.shape[1]
-  return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
 
 
 def _add_product(acc: jax.Array, left: jax.Array, right) -> Any:

@@ -8,15 +8,8 @@ import jax
 
 from strata_jax import validation
 from strata_jax.pallas_kernels import lowered_once
-from strata_jax.pallas_kernels.decode_attention import (
-  checks,
-  merge,
-  mosaic_gpu,
-  mosaic_merge,
-  reference,
-  tiles,
-  work_line,
-)
+from strata_jax.pallas_kernels.attention_parts import checks, merge, tiles, work_line
+from strata_jax.pallas_kernels.decode_attention import mosaic_gpu, mosaic_merge, reference
 
 Implementation = Literal["mosaic_gpu", "reference"]
 

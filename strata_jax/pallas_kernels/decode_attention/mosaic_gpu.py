@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from strata_jax.pallas_kernels.decode_attention import tiles, work_line
+from strata_jax.pallas_kernels.attention_parts import products, tiles, work_line
 
 _LOG2_E = math.log2(math.e)
 _KEYS, _VALUES = 0, 1  # where they stand in a page
@@ -122,7 +122,7 @@ def attend(
         acc, high, total = state
         slot = lax.rem(step, jnp.int32(stages))
         plgpu.barrier_wait(k_ready.at[slot])
-        scores = _multiply(q_smem, k_smem.at[slot].transpose((1, 0)))
+        scores = products.multiply(q_smem, k_smem.at[slot].transpose((1, 0)))
         refill(_KEYS)
         mask = own_head if valid_rows is None else own_head & (rows_axis < valid_rows)
         scores = jnp.where(mask, scores, -jnp.inf)
@@ -133,18 +133,11 @@ def attend(
 
         plgpu.barrier_wait(v_ready.at[slot])
         if valid_rows is not None:
-          pl.when(valid_rows < tile.rows)(lambda: clear_tail(v_smem.at[slot], valid_rows))
+          pl.when(valid_rows < tile.rows)(lambda: products.clear_tail(v_smem.at[slot], valid_rows))
         added = _multiply_registers(weights.astype(q.dtype), v_smem.at[slot], interpret)
         refill(_VALUES)
         acc = acc * lax.broadcast_in_dim(fade, acc.shape, [0]) + added
         return acc, higher, total * fade + weights.sum(axis=1)
-
-      def clear_tail(values, valid_rows):
-        """Zeroes what no token has written: a weight of 0 does not undo a NaN."""
-        loaded = plgpu.load(values, layout=plgpu.Layout.WGMMA)
-        index = plgpu.broadcasted_iota(jnp.int32, loaded.shape, 0, layout=plgpu.Layout.WGMMA)
-        values[...] = jnp.where(index < valid_rows, loaded, jnp.zeros_like(loaded))
-        plgpu.commit_smem()
 
       def attend_and_fetch(step, state):
         following = step + stages
@@ -155,12 +148,7 @@ def attend(
 
         return attend_tile(step, state, refill)
 
-      shapes = (tiles.QUERY_ROWS, head_dim), (tiles.QUERY_ROWS,), (tiles.QUERY_ROWS,)
-      layouts = plgpu.Layout.WGMMA, *(plgpu.Layout.WGMMA.reduce(1),) * 2
-      state = tuple(
-        plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
-        for shape, value, layout in zip(shapes, (0, -jnp.inf, 0), layouts, strict=True)
-      )
+      state = products.nothing_yet(head_dim)
       state = lax.fori_loop(0, steps - 1, attend_and_fetch, state)
       # Only the last tile of a context may have rows without a token.
       left = row_tokens - (begin + steps - 1) * tile.tokens
@@ -172,7 +160,7 @@ def attend(
     lax.fori_loop(line.first_items[worker], line.end_items[worker], visit, None)
 
   how = {
-    "transforms": (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)),
+    "transforms": products.TRANSFORMS,
     "dtype": q.dtype,
   }
   return plgpu.kernel(
@@ -196,24 +184,15 @@ def attend(
   )(q, pool.reshape(-1, tile.page_rows, head_dim), page_table, *line)
 
 
-def _multiply(left, right) -> jax.Array:
-  def multiply(acc):
-    plgpu.wgmma(acc, left, right)
-    return acc[...]
-
-  shape = left.shape[0], right.shape[1]
-  return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
-
-
 def _multiply_registers(left: jax.Array, right, interpret) -> jax.Array:
-  """`_multiply` with a left side in registers, which the interpreter wants in shared memory."""
+  """`products.multiply`, its left side in registers; the interpreter wants it in shared memory."""
   if interpret is None:
-    return _multiply(left, right)
+    return products.multiply(left, right)
 
   def multiply(staged):
     staged[...] = left
     plgpu.commit_smem()
-    return _multiply(staged, right)
+    return products.multiply(staged, right)
 
   return pl.run_scoped(multiply, plgpu.SMEM(left.shape, left.dtype))
 

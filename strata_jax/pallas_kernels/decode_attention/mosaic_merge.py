@@ -6,7 +6,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from strata_jax.pallas_kernels.decode_attention import merge, tiles, work_line
+from strata_jax.pallas_kernels.attention_parts import merge, tiles, work_line
 
 _LANES = 128  # threads of a warpgroup, a value each
 _WARPGROUPS = 4

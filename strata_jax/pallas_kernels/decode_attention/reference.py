@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from strata_jax.pallas_kernels.decode_attention import merge
+from strata_jax.pallas_kernels.attention_parts import merge
 
 
 def attend(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from strata_jax.pallas_kernels.decode_attention import tiles, work_line
+from strata_jax.pallas_kernels.attention_parts import tiles, work_line
 
 NOTHING = -1e30  # the log-sum-exp of no key at all: finite, so that differences are no NaN
 

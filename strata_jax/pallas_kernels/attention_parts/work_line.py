@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from strata_jax.pallas_kernels.decode_attention import tiles
-from strata_jax.pallas_kernels.decode_attention.sharing import (
+from strata_jax.pallas_kernels.attention_parts import tiles
+from strata_jax.pallas_kernels.attention_parts.sharing import (
   LEAST_SHARED_PART,
   LEAST_SHARED_TOKENS,
 )

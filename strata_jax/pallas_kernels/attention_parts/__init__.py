@@ -1,0 +1,1 @@
+"""What the kernels of attention share: who reads which tiles, products, merging parts, checks."""
