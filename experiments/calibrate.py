@@ -10,8 +10,8 @@ run, with `--system` as it was run. Writes `hardware_<name>.json` and `<name>_<m
 `summary.json` with what was fitted, what was kept and why, and how far off each kind of step is.
 
 Of the other systems of a folder of `throughput` no step is used. Their back ends get the load rate
-that every command of the run timed before it served, where that stands for what
-serving does (see `strata_jax.calibration_timed`); `--nomeasured_io` leaves them at the base's.
+that every command of the run timed before it served, where that stands for what serving does (see
+`strata_jax.calibration_timed`); `--nomeasured_io` leaves them at the base's.
 """
 
 import dataclasses

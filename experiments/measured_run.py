@@ -331,7 +331,7 @@ class MeasuredRun:
 def _shuffled(workload: Workload, seed: int) -> Workload:
   requests = workload.requests
   if any(request.follows is not None for request in requests):
-    raise ValueError("shuffle: expected requests that do not follow others")
+    raise ValueError("--shuffle: expected requests that do not follow others")
   order = np.random.default_rng(seed).permutation(len(requests))
   return workload.with_requests(
     dataclasses.replace(requests[old], request_id=requests[new].request_id)

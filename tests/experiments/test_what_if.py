@@ -160,7 +160,7 @@ def test_requests_come_in_another_order_if_asked_for(points, tmp_path, capsys):
   assert sorted(prompts) == sorted(others)
   follows = dataclasses.replace(one[1], follows=one[0].request_id)
   run._plain_workload = run._plain_workload.with_requests([one[0], follows])
-  with pytest.raises(ValueError, match="shuffle: expected requests that do not follow others"):
+  with pytest.raises(ValueError, match="--shuffle: expected requests that do not follow others"):
     run.arriving(40.0, 7, shuffle=True)
 
 
